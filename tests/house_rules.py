@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,6 +96,8 @@ BACKWARDS = {
     ("towline.broker.broker", "towline.broker.cluster"),
 }
 
+PUBLIC = {"towline"} | {f"towline.{name}" for name in ("__main__", "aio", "cli", "errors", "model", "spark")}
+"""What tests use as programs do; all else of the package goes through `tests/inside`, so that a module can move."""
 FLAT = {"towline.cli", "towline.protocol", "towline.console.pages"}
 """Where a file is a command, a noun of the wire, a page."""
 MODULES_MAX = 14
@@ -112,9 +113,6 @@ FORBIDDEN_MODULES: dict[str, set[str]] = {
     "frame": WAITING | {"random", "time"},
 }
 
-HEAVY = {"asyncmy", "cyclopts", "fastapi", "nicegui", "numpy", "pyarrow", "pyspark", "rich", "sqlalchemy"}
-SLOW = HEAVY | {"asyncio", "crc32c", "msgspec", "ssl", "uvloop"}
-"""What takes a while to import, besides."""
 VAGUE = {"common", "helper", "helpers", "misc", "util", "utils"}
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "os.popen", "os.system", "yaml.load", "yaml.unsafe_load"}
@@ -135,6 +133,17 @@ def packages_in(sources: Sources) -> set[str]:
     return {name.rpartition(".")[0] for name in sources} | {"towline"}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a source, which many rules look at and none changes."""
+    return ast.parse(source)
+
+
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(source)))
+
+
 # --- what a module imports --------------------------------------------------------------------------------------------
 
 MODULE_STRING = re.compile(r"towline(\.\w+)*(:\w+)?")
@@ -147,8 +156,7 @@ def imports_of(name: str, source: str, *, modules: Iterable[str] = (), is_packag
     """
     known = set(modules)
     found: set[str] = set()
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -156,7 +164,7 @@ def imports_of(name: str, source: str, *, modules: Iterable[str] = (), is_packag
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 found.add(full if full in known else base)
-    return found | _imports_by_string(tree)
+    return found | _imports_by_string(nodes_of(source))
 
 
 def _base_of(name: str, node: ast.ImportFrom, *, is_package: bool) -> str:
@@ -167,18 +175,16 @@ def _base_of(name: str, node: ast.ImportFrom, *, is_package: bool) -> str:
     return ".".join([*parts, node.module] if node.module else parts)
 
 
-def _imports_by_string(tree: ast.Module) -> set[str]:
+def _imports_by_string(nodes: Sequence[ast.AST]) -> set[str]:
     """Modules given to `import_module`, and entry points such as "towline.cli.topics:app".
 
     Where `import_module` is called with a variable, every string that looks like a module of ours may be meant.
     """
-    calls = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func).endswith("import_module")
-    ]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _dotted(node.func).endswith("import_module")]
     named = {arg.value for call in calls for arg in call.args[:1] if isinstance(arg, ast.Constant)}
     by_variable = any(call.args and not isinstance(call.args[0], ast.Constant) for call in calls)
     found = {text for text in named if isinstance(text, str)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_STRING.fullmatch(node.value):
             module, colon, _ = node.value.partition(":")
             if colon or by_variable:
@@ -261,7 +267,7 @@ def dead_modules(sources: Sources, entered: Iterable[str] = ()) -> list[str]:
 
 def export_faults(name: str, source: str) -> list[str]:
     """What is wrong with `__all__`, if there is one. The order is ruff's: CONSTANTS, then Classes, then the rest."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     faults = []
     for node in tree.body:
         if not (isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and "__all__" in _bound_by(node)):
@@ -314,7 +320,7 @@ def vague_names(modules: Iterable[str]) -> list[str]:
 
 def unsafe_code(name: str, source: str) -> list[str]:
     found = [f"{name} imports {module}" for module in imports_of(name, source) if module in UNSAFE_MODULES]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             call = _dotted(node.func)
             if call in UNSAFE_CALLS:
@@ -333,7 +339,7 @@ def open_files(name: str, source: str) -> list[str]:
     if name in OPEN_TO_OTHERS or area_of(name) in {"demo", "load"}:
         return []
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             call, text = _dotted(node.func), ast.unparse(node)
             given = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
@@ -347,14 +353,6 @@ def open_files(name: str, source: str) -> list[str]:
 
 def _is_false(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and not value.value
-
-
-def heavy_modules_after(statement: str, heavy: set[str] = HEAVY) -> list[str]:
-    """Which heavy packages a fresh interpreter has loaded after the statement."""
-    script = f"import sys\n{statement}\nprint(*sorted({heavy!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 def wrong_layers(sources: Sources) -> list[str]:
@@ -395,6 +393,25 @@ def at_run_time(source: str) -> str:
         and isinstance(one, ast.Import | ast.ImportFrom | ast.Try | ast.If)
     ]
     return ast.unparse(tree)
+
+
+def past_the_facade(tests: Sources, modules: Iterable[str]) -> list[str]:
+    """What tests outside `tests/unit` import or patch from below the public API, past `tests/inside`."""
+    return [
+        f"{name} uses {target}"
+        for name, source in tests.items()
+        if not any(_is_within(name, open_to) for open_to in ("tests.unit", "tests.inside"))
+        for target in sorted(imports_of(name, source, modules=modules) | _patched_in(source))
+        if _is_within(target, "towline") and target not in PUBLIC
+    ]
+
+
+def _patched_in(source: str) -> set[str]:
+    """The names that `monkeypatch.setattr` and its like get as strings."""
+    calls = [node for node in nodes_of(source) if isinstance(node, ast.Call) and node.args]
+    firsts = [call.args[0] for call in calls if _dotted(call.func).endswith((".setattr", ".delattr"))]
+    texts = [first.value for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)]
+    return {text for text in texts if re.fullmatch(r"towline(\.\w+){2,}", text)}
 
 
 def crowded_folders(sources: Sources) -> list[str]:
@@ -457,11 +474,10 @@ RIDDLES_LEFT = {"Context", "Opening", "Transacting", "_Gathering"}
 
 def riddles(name: str, source: str) -> list[str]:
     """Docstrings of modules and classes that go round the noun instead of naming it."""
-    tree = ast.parse(source)
-    found = [name] if RIDDLE.match(ast.get_docstring(tree) or "") else []
+    found = [name] if RIDDLE.match(ast.get_docstring(parsed(source)) or "") else []
     if any(_is_within(name, one) for one in FOR_PEOPLE):
         return found
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes_of(source) if isinstance(node, ast.ClassDef)]
     left = [one.name for one in classes if RIDDLE.match(ast.get_docstring(one) or "")]
     return found + [f"{name}:{one}" for one in left if one not in RIDDLES_LEFT]
 
@@ -483,7 +499,7 @@ def unmapped(sources: Sources) -> list[str]:
 def long_functions(name: str, source: str) -> list[str]:
     return [
         f"{name}:{node.lineno} {node.name}"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION_MAX
     ]

@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.inside.broker import Broker, Member, PrefixSubscription, open_store
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SYSTEM, BrokerSettings, Clock
+from tests.inside.protocol import Act, Attach, Part, Pull, Pulled, Sent, Settled
+from tests.inside.store import Store
 from tests.store.sql.server import new_database
-from towline.broker.broker import Broker
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.open_store import open_store
-from towline.clock import SYSTEM, Clock
-from towline.frame import Frame, encode
 from towline.model import Durability, GroupConfig, RetryPolicy
-from towline.protocol.messages import Act, Attach, Part, Pull, Pulled, Sent, Settled
-from towline.settings import BrokerSettings
-from towline.store import Store
 
 ACK, NACK, DEAD, GIVE_BACK = range(4)
 

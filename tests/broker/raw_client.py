@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from towline.frame import Frame, encode
-from towline.protocol.envelope import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
-from towline.protocol.messages import (
+from tests.inside.frame import Frame, encode
+from tests.inside.protocol import (
+    PREFACE,
     VERSION,
     Answer,
     Attach,
     Attached,
     Beat,
+    Decoder,
     Done,
+    Envelope,
     Failed,
     FrameHead,
     Hello,
@@ -26,6 +28,8 @@ from towline.protocol.messages import (
     Send,
     Sent,
     Welcome,
+    decode_answer,
+    encode_envelope,
 )
 
 TIMEOUT_S = 60.0

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 from tests.broker.raw_client import RawClient
-from towline.protocol.messages import Act, Settle, Settled
+from tests.inside.protocol import Act, Settle, Settled
 
 DEADLINE_S = 60.0
 

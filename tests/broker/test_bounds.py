@@ -12,46 +12,68 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
-from towline.alarms import book, watch
-from towline.alarms.book import RuleBook
-from towline.alarms.rule import AlarmRule
-from towline.alarms.watch import Reading, Watch
-from towline.broker.access import audit, authorization, login_attempts, passwords
-from towline.broker.access.account_store import AccountStore, Secret, Token
-from towline.broker.access.audit import AuditLog
-from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.authorization import Guard
-from towline.broker.access.login_attempts import LoginAttempts
-from towline.broker.access.passwords import Passwords
-from towline.broker.cluster import membership, shard_homes
-from towline.broker.cluster.gossip import Gossip
-from towline.broker.cluster.membership import Membership
-from towline.broker.cluster.shard_homes import ShardHomes
-from towline.broker.consume import prefix_subscription, pull_log
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.monitor import time_series
-from towline.broker.monitor.time_series import TimeSeries
-from towline.broker.retention import backup
-from towline.broker.server.requests import TABLE
-from towline.broker.topics import topics
-from towline.broker.topics.topic import RECENT_FRAMES
-from towline.clock import SYSTEM
-from towline.console import sessions
-from towline.console.sessions import Limiter
-from towline.delivery import publications, transactions
-from towline.delivery.group import lease
-from towline.delivery.group.events import Acked, Part, Pulled, Started
-from towline.delivery.group.group import Group
-from towline.delivery.publications import Decided, Publications
-from towline.delivery.transactions import Prepared, RolledBack, Transactions
+from tests.inside.alarms import AlarmRule, Reading, RuleBook, Watch, book, watch
+from tests.inside.broker import (
+    RECENT_FRAMES,
+    TABLE,
+    Access,
+    AccountStore,
+    AuditLog,
+    Dispatcher,
+    Gossip,
+    Guard,
+    LoginAttempts,
+    Membership,
+    Passwords,
+    Principal,
+    Secret,
+    ShardHomes,
+    TimeSeries,
+    Token,
+    audit,
+    authorization,
+    backup,
+    login_attempts,
+    membership,
+    passwords,
+    prefix_subscription,
+    pull_log,
+    shard_homes,
+    time_series,
+    topics,
+)
+from tests.inside.console import Limiter, sessions
+from tests.inside.delivery import (
+    Acked,
+    Decided,
+    Group,
+    Part,
+    Prepared,
+    Publications,
+    Pulled,
+    RolledBack,
+    Started,
+    Transactions,
+    lease,
+    publications,
+    transactions,
+)
+from tests.inside.ground import SYSTEM, BrokerSettings
+from tests.inside.protocol import (
+    BROKERS_MAX,
+    Attach,
+    Backlog,
+    BrokerState,
+    FrameHead,
+    Measure,
+    PurgeDead,
+    Quota,
+    Resend,
+)
+from tests.inside.sql import Projection
+from tests.inside.store import MemoryStore
 from towline.errors import NotLetIn, QueueFull, TooMany
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Measure, Quota
-from towline.protocol.cluster import BROKERS_MAX, Backlog, BrokerState
-from towline.protocol.messages import Attach, FrameHead, PurgeDead, Resend
-from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
-from towline.store.sql.write.projection import Projection
 
 MOST = 10
 MANY = 50
@@ -253,26 +275,21 @@ def test_somebody_who_tries_many_names_is_turned_away_before_the_table_is_full()
     assert (len(found._by_origin), len(found._by_name)) == (1, login_attempts.TRIES_OF_ORIGIN)
 
 
-def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
-    async def main() -> None:
-        access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
-        assert access.book is not None
-        for number in range(MANY):
-            name = f"t{number}"
-            await access.book.create_token(
-                Token(name, secrets=[Secret(f"s{number}", "", 1)], quota=Quota(bytes_per_s=100))
-            )
-            access.last_used_us[f"s{number}"] = 1
-            access.meter(Principal(name, "token")).take(1, SYSTEM.steady_s())
-        indebted = access.meter(Principal("t0", "token"))
-        indebted.take(1_000_000, SYSTEM.steady_s())
-        for number in range(MANY):
-            await access.book.revoke(f"t{number}", "")
-        access.changed()
-        assert access.last_used_us == {}
-        assert list(access._meters.values()) == [indebted], "whoever owes something does not get away by reconnecting"
-
-    asyncio.run(main())
+async def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
+    access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
+    assert access.book is not None
+    for number in range(MANY):
+        name = f"t{number}"
+        await access.book.create_token(Token(name, secrets=[Secret(f"s{number}", "", 1)], quota=Quota(bytes_per_s=100)))
+        access.last_used_us[f"s{number}"] = 1
+        access.meter(Principal(name, "token")).take(1, SYSTEM.steady_s())
+    indebted = access.meter(Principal("t0", "token"))
+    indebted.take(1_000_000, SYSTEM.steady_s())
+    for number in range(MANY):
+        await access.book.revoke(f"t{number}", "")
+    access.changed()
+    assert access.last_used_us == {}
+    assert list(access._meters.values()) == [indebted], "whoever owes something does not get away by reconnecting"
 
 
 def test_what_is_known_of_brokers_goes_with_them(disk: World) -> None:

@@ -14,39 +14,28 @@ from tests.broker.conftest import Bench, World
 from tests.broker.raw_client import RawClient
 from tests.broker.schedule.test_clock import TwoClocks
 from tests.eventually import eventually, eventually_done
-from towline.alarms.rule import AlarmRule
-from towline.alarms.watch import Alarm, Change, Notice
-from towline.broker.access import account_store
-from towline.broker.access.account_store import AccountStore
-from towline.broker.broker import Broker
-from towline.broker.consume import prefix_subscription
-from towline.broker.monitor import alarms
-from towline.broker.retention import group_expiry
-from towline.broker.schedule import queries
-from towline.broker.server import session
-from towline.broker.server.listener import Server
-from towline.broker.topics.topics import Topics
-from towline.clock import SYSTEM
-from towline.console.rest import client_pool, held_leases
-from towline.console.rest.client_pool import Callers
-from towline.console.rest.held_leases import Pulls
-from towline.delivery import publications
-from towline.delivery.publications import Publications, StagedHead
-from towline.delivery.schedule import schedule
-from towline.delivery.schedule.events import Cancelled, Due
-from towline.delivery.schedule.schedule import Schedule
+from tests.inside.alarms import Alarm, AlarmRule, Change, Notice
+from tests.inside.broker import (
+    AccountStore,
+    Broker,
+    Server,
+    Topics,
+    account_store,
+    alarms,
+    group_expiry,
+    prefix_subscription,
+    queries,
+    session,
+)
+from tests.inside.console import Callers, Pulls, client_pool, held_leases
+from tests.inside.delivery import Cancelled, Due, Publications, Schedule, StagedHead, publications, schedule
+from tests.inside.ground import SYSTEM
+from tests.inside.protocol import Attach, CancelDelayed, CreateTopic, Done, Rule
+from tests.inside.sql import database, tables
+from tests.inside.sql import range_reader as sql_reading
+from tests.inside.store import DiskIo, KeyBuilder, MemoryStore, StreamReader, Wanted, key_search, range_reader
 from towline.errors import QueueFull, TooMany
 from towline.model import TopicConfig
-from towline.protocol.access import Rule
-from towline.protocol.messages import Attach, CancelDelayed, CreateTopic, Done
-from towline.store.log import DiskIo
-from towline.store.log.read import key_search, range_reader
-from towline.store.log.read.key_search import KeyBuilder
-from towline.store.log.read.range_reader import StreamReader, Wanted
-from towline.store.memory import MemoryStore
-from towline.store.sql import database
-from towline.store.sql.read import range_reader as sql_reading
-from towline.store.sql.schema import tables
 
 MOST = 5
 MANY = 20
@@ -94,19 +83,16 @@ def test_cancelled_messages(disk: World, monkeypatch: pytest.MonkeyPatch) -> Non
     disk.run(scenario)
 
 
-def test_rules_of_access(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rules_of_access(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account_store, "RULES_MAX", MOST)
 
-    async def main() -> None:
-        book = AccountStore(MemoryStore(), SYSTEM)
-        rule = Rule(0, "alice", "allow", "send", "topic", "a")
-        for _ in range(MOST):
-            await book.add_rule(rule)
-        with pytest.raises(TooMany, match="5 rules are the limits"):
-            await book.add_rule(rule)
-        assert len(book.rules) == MOST
-
-    asyncio.run(main())
+    book = AccountStore(MemoryStore(), SYSTEM)
+    rule = Rule(0, "alice", "allow", "send", "topic", "a")
+    for _ in range(MOST):
+        await book.add_rule(rule)
+    with pytest.raises(TooMany, match="5 rules are the limits"):
+        await book.add_rule(rule)
+    assert len(book.rules) == MOST
 
 
 def test_notices_of_alarms(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,24 +136,21 @@ def test_notices_of_alarms(disk: World, monkeypatch: pytest.MonkeyPatch) -> None
     disk.run(scenario, alarm_wait_s=3600.0)
 
 
-def test_groups_that_expired(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_groups_that_expired(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_expiry, "REMEMBERED_MAX", MOST)
 
-    async def main() -> None:
-        clock = TwoClocks()
-        async with disk.open(clock) as bench:
-            for number in range(MANY):
-                await bench.broker.consumers.detach(await bench.attach(group=f"~pod{number}", start="latest"))
-            for _ in range(34):
-                clock.advance(86400 / 4)
-                await bench.broker.group_expiry.look()
-            assert bench.broker.topics["orders"].groups == {}
-            assert len(bench.broker.group_expiry._removed) == MOST
-            await bench.broker.group_expiry.save()
-        async with disk.open(clock) as bench:
-            assert len(bench.broker.group_expiry._removed) == MOST
-
-    asyncio.run(main())
+    clock = TwoClocks()
+    async with disk.open(clock) as bench:
+        for number in range(MANY):
+            await bench.broker.consumers.detach(await bench.attach(group=f"~pod{number}", start="latest"))
+        for _ in range(34):
+            clock.advance(86400 / 4)
+            await bench.broker.group_expiry.look()
+        assert bench.broker.topics["orders"].groups == {}
+        assert len(bench.broker.group_expiry._removed) == MOST
+        await bench.broker.group_expiry.save()
+    async with disk.open(clock) as bench:
+        assert len(bench.broker.group_expiry._removed) == MOST
 
 
 def test_news_of_a_prefix(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +254,7 @@ def test_requests_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(counts) == MOST
 
 
-def test_callers_of_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_of_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_pool, "CALLERS_MAX", MOST)
     closed: list[str] = []
 
@@ -283,42 +266,36 @@ def test_callers_of_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Callers, "_open", opened)
 
-    async def main() -> None:
-        found = Callers("towline://nowhere", {})
-        for number in range(MANY):
-            await found.of(f"Bearer t{number}.secret", "10.0.0.1")
-            await found.tidy(set())
-            assert len(found._callers) <= MOST
-        assert closed == [f"t{number}" for number in range(MANY - MOST)], "the longest unused"
-
-    asyncio.run(main())
+    found = Callers("towline://nowhere", {})
+    for number in range(MANY):
+        await found.of(f"Bearer t{number}.secret", "10.0.0.1")
+        await found.tidy(set())
+        assert len(found._callers) <= MOST
+    assert closed == [f"t{number}" for number in range(MANY - MOST)], "the longest unused"
 
 
-def test_pulls_of_a_caller_and_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pulls_of_a_caller_and_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when all of them come at once, before the first has its consumer."""
     monkeypatch.setattr(held_leases, "CONSUMERS_MAX", MOST)
 
-    async def main() -> None:
-        go_on = asyncio.Event()
+    go_on = asyncio.Event()
 
-        async def pull(*_: object, **__: object) -> list[object]:
-            await go_on.wait()
-            return []
+    async def pull(*_: object, **__: object) -> list[object]:
+        await go_on.wait()
+        return []
 
-        async def consumer(*_: object, **__: object) -> Any:
-            await asyncio.sleep(0)
-            return SimpleNamespace(closed=False, pull=pull)
+    async def consumer(*_: object, **__: object) -> Any:
+        await asyncio.sleep(0)
+        return SimpleNamespace(closed=False, pull=pull)
 
-        caller: Any = SimpleNamespace(key="alice", client=SimpleNamespace(consumer=consumer))
-        found = Pulls()
-        asked = [
-            asyncio.ensure_future(found.pull(caller, "orders", "g", max_messages=1, wait_s=1, lease_s=1))
-            for _ in range(MANY)
-        ]
-        await eventually_done(lambda: sum(one.done() for one in asked) == MANY - MOST)
-        assert [len(seats) for seats in found._seats.values()] == [MOST]
-        go_on.set()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(one) for one in answers].count(QueueFull) == MANY - MOST
-
-    asyncio.run(main())
+    caller: Any = SimpleNamespace(key="alice", client=SimpleNamespace(consumer=consumer))
+    found = Pulls()
+    asked = [
+        asyncio.ensure_future(found.pull(caller, "orders", "g", max_messages=1, wait_s=1, lease_s=1))
+        for _ in range(MANY)
+    ]
+    await eventually_done(lambda: sum(one.done() for one in asked) == MANY - MOST)
+    assert [len(seats) for seats in found._seats.values()] == [MOST]
+    go_on.set()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(one) for one in answers].count(QueueFull) == MANY - MOST

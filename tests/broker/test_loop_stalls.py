@@ -15,20 +15,22 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.produce.test_producers_file import counted, send_ids
 from tests.eventually import eventually_done
-from towline.alarms.rule import AlarmRule
-from towline.broker.broker import Broker
-from towline.broker.consume.member import Member
-from towline.broker.consume.message_limits import MessageLimits
-from towline.broker.loop_lag import STALL_S, LoopLag
-from towline.broker.monitor.prometheus import exposition
-from towline.broker.open_store import open_store
-from towline.broker.process.garbage_collector import GarbageCollector
-from towline.broker.produce.producers_file import ProducersFile
-from towline.broker.table_snapshot import TableSnapshot
-from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock
-from towline.delivery import Group, Part, Start
-from towline.frame import encode
-from towline.frame.layout import limit_of
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import (
+    STALL_S,
+    Broker,
+    GarbageCollector,
+    LoopLag,
+    Member,
+    MessageLimits,
+    ProducersFile,
+    TableSnapshot,
+    exposition,
+    open_store,
+)
+from tests.inside.delivery import Group, Part, Start
+from tests.inside.frame import encode, limit_of
+from tests.inside.ground import SECOND_US, SYSTEM, Clock, ManualClock
 from towline.model import GroupConfig
 
 ENTRIES = 200_000

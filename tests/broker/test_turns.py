@@ -9,23 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from towline import clock
-from towline.broker.access.account_store import AccountStore
-from towline.broker.access.accounts import who
-from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.authorization import Guard
-from towline.broker.broker import Broker
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.open_store import open_store
-from towline.broker.server.requests import TABLE
-from towline.clock import SYSTEM
-from towline.frame import encode
+from tests.inside.broker import TABLE, Access, AccountStore, Broker, Dispatcher, Guard, Principal, open_store, who
+from tests.inside.frame import encode
+from tests.inside.ground import SYSTEM, BrokerSettings, clock
+from tests.inside.protocol import Attach, Grant, ListPage, Measure, Pull, WhoAmI
+from tests.inside.store import MemoryStore
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Grant, Measure, WhoAmI
-from towline.protocol.messages import Attach, Pull
-from towline.protocol.monitor import ListPage
-from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
 
 TOPICS, GROUPS = 30, 10
 

@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from tests.broker.conftest import Bench, World
-from towline.alarms.rule import AlarmRule
-from towline.broker.broker import Broker
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import Broker
+from tests.inside.store import LogStore
 from towline.model import GroupConfig, TopicConfig
-from towline.store.log import LogStore
 
 TOPICS = 40
 
@@ -39,7 +39,7 @@ async def look_for_alarms(broker: Broker) -> None:
     ids=["topics", "groups", "figures", "homes", "alarms", "segments that go"],
 )
 def test_others_have_their_turn_in_between(work: Work, disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.browse.browse.AT_ONCE", 1)
+    monkeypatch.setattr("tests.inside.broker.browse.AT_ONCE", 1)
 
     async def others() -> None:
         while True:
@@ -52,7 +52,7 @@ def test_others_have_their_turn_in_between(work: Work, disk: World, monkeypatch:
         for number in range(TOPICS):
             await broker.topics.create(TopicConfig(f"t{number}", shards=2))
             await broker.groups.put(GroupConfig(f"t{number}", "g"))
-        monkeypatch.setattr("towline.clock.SLICE_S", 0.0)
+        monkeypatch.setattr("tests.inside.ground.clock.SLICE_S", 0.0)
         beside = asyncio.create_task(others())
         turns.clear()
         await work(broker)

@@ -9,8 +9,8 @@ from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from towline.cli.check import OK, WARNING, _look, _look_at_broadcast, _summary
-from towline.protocol.access import GroupFigures, Measured
+from tests.inside.cli import OK, WARNING, _look, _look_at_broadcast, _summary
+from tests.inside.protocol import GroupFigures, Measured
 
 
 def figures(group: str, expires_in_s: float) -> GroupFigures:

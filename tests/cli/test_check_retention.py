@@ -13,7 +13,7 @@ from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from towline.cli.check import WARNING, _look_at_retention
+from tests.inside.cli import WARNING, _look_at_retention
 
 
 @pytest.mark.parametrize(("held_s", "said"), [(0, False), (1_000, False), (50_000, True), (90_000, True)])

@@ -34,7 +34,7 @@ def test_in_the_demo_nothing_is_lost() -> None:
 
 def test_a_benchmark_gives_figures_with_targets(tmp_path: Path) -> None:
     small = ("--seconds", "0.2", "--repeats", "1", "--backlog", "20000", "--dir", tmp_path / "bench")
-    done = python("-m", "bench", "machine", "produce", "single", "backlog", *small, "-o", "json")
+    done = python("-m", "bench", "machine", "produce", "backlog", *small, "-o", "json")
     assert done.returncode == 0, done.stderr
     facts = msgspec.json.decode(done.stdout)
     assert {"cores", "kernel", "python", "figures"} <= facts.keys()

@@ -11,7 +11,7 @@ import towline
 from tests.console.browser import launch
 from tests.console.process import ConsoleProcess
 from tests.console.resting_page import PATIENCE_MS, come_to_rest, visitor
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 from towline.model import RetryPolicy
 
 ZONE = "Asia/Kolkata"

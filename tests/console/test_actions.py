@@ -23,8 +23,8 @@ from tests.console.conftest import bury
 from tests.console.process import ConsoleProcess
 from tests.console.resting_page import leave, visitor
 from tests.eventually import eventually
-from towline.alarms.rule import AlarmRule
-from towline.console import pages
+from tests.inside.alarms import AlarmRule
+from tests.inside.console import pages
 from towline.model import GroupConfig
 
 SEER = ["viewer", "consumer"]

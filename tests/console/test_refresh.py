@@ -11,7 +11,7 @@ from playwright.sync_api import ElementHandle, Page, expect
 
 import towline
 from tests.console.conftest import Visit
-from towline.alarms.rule import AlarmRule
+from tests.inside.alarms import AlarmRule
 from towline.model import GroupConfig
 
 

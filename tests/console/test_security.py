@@ -18,8 +18,8 @@ import towline
 from tests.broker.process import BrokerProcess
 from tests.console.process import ConsoleProcess
 from tests.console.resting_page import visitor
-from towline.clock import ManualClock
-from towline.console.sessions import TRIES, TRIES_OF_ADDRESS, Limiter
+from tests.inside.console import TRIES, TRIES_OF_ADDRESS, Limiter
+from tests.inside.ground import ManualClock
 
 PASSWORD = "correct horse battery"
 

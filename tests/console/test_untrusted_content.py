@@ -9,8 +9,7 @@ from playwright.sync_api import expect
 import towline
 from tests.console.conftest import Visit, bury
 from tests.eventually import eventually
-from towline.console.number_format import plain
-from towline.console.widgets.body_view import Form, guess, preview, render
+from tests.inside.console import Form, guess, plain, preview, render
 
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{ 7 * 7 }}"
 BODIES = {

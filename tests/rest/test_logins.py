@@ -10,8 +10,8 @@ import httpx
 
 from tests.broker.access.secured import PASSWORD, secured
 from tests.broker.process import BrokerProcess
+from tests.inside.console import TRIES
 from tests.rest.process import rest_door
-from towline.console.sessions import TRIES
 
 
 def ask(door: str, secret: str, host: str) -> httpx.Response:

@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.broker.process import BrokerProcess
+from tests.inside.console import rest_app
 from tests.rest.process import rest_door
-from towline.console.rest.app import rest_app
 
 schema = schemathesis.openapi.from_dict(rest_app("towline://127.0.0.1:1").openapi())
 

@@ -8,11 +8,11 @@ import pytest
 
 from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient
+from tests.inside.client import messages
+from tests.inside.console import HELD_BYTES
+from tests.inside.frame import encode
+from tests.inside.protocol import FrameHead, Send, Sent
 from tests.rest.process import Http, rest_door
-from towline.client.admin import messages
-from towline.console.rest.held_leases import HELD_BYTES
-from towline.frame import encode
-from towline.protocol.messages import FrameHead, Send, Sent
 
 BODY_BYTES = 12 << 20
 """Of a body that is packed into 2 kB."""

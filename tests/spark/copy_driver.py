@@ -1,4 +1,4 @@
-"""A driver of its own: copies a topic into another, as a batch job or as a stream. Tests kill it at any moment."""
+"""A driver of its own: copies a topic into another. Tests kill it at any moment."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ def main(master: str, url: str, how: str, folder: str) -> None:
     spark.sparkContext.setLogLevel("OFF")
     towline.spark.register(spark)
     options = {"url": url, "timeout": "60"}
-    if how == "batch":
-        rows = spark.read.format("towline").options(**options, topic="orders", rowsPerPartition="5000").load()
-        rows.select("body", "key").write.format("towline").mode("append").options(**options, topic="copies").save()
-        Path(folder, "done").touch()
-        return
     source = spark.readStream.format("towline").options(**options, topic="orders", maxMessagesPerTrigger="5000")
     rows = source.load().select("body", "key", "priority")
     if how == "shuffled":

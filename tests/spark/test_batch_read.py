@@ -10,7 +10,7 @@ import pytest
 import towline
 from tests.broker.access.declared import declared
 from tests.broker.process import BrokerProcess
-from towline.spark.arrow.from_frames import NEVER_NULL
+from tests.inside.spark import NEVER_NULL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession

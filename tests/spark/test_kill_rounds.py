@@ -18,14 +18,11 @@ import pyarrow.dataset
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
+from tests.inside.spark import Archive, Source, archive, verify
 from tests.parts import need
 from tests.spark.cluster import PATIENCE_S, Cluster, kill_group, running_cluster
 from tests.spark.session import ROOT, environment
-from towline.load.broker import BrokerProcess
-from towline.spark.jobs.archive.archive import archive
-from towline.spark.jobs.archive.manifest import Archive
-from towline.spark.jobs.archive.verify import verify
-from towline.spark.jobs.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

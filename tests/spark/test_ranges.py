@@ -14,30 +14,32 @@ import pytest
 
 import towline
 from tests.broker.process import BrokerProcess
-from tests.spark.jobs.history import Writer
-from towline.broker.open_store import open_store
-from towline.errors import BadRequest, NewerFormat, NotFound, StoreDamaged, TowlineError
-from towline.frame import encode_events
-from towline.model import Durability, GroupConfig, RetryPolicy
-from towline.settings import BrokerSettings
-from towline.spark.catalog import FolderCatalog
-from towline.spark.options import ReadOptions
-from towline.spark.plan import (
+from tests.inside.broker import open_store
+from tests.inside.frame import encode_events
+from tests.inside.ground import BrokerSettings
+from tests.inside.spark import (
     Catalogued,
+    FolderCatalog,
     Lane,
     Position,
     Range,
+    ReadOptions,
+    ReadSource,
     Selection,
+    Wants,
     Where,
     check_chosen,
     decode_ranges,
     encode_ranges,
+    open_place,
     parse_position,
     plan,
+    read_batches,
 )
-from towline.spark.range_reader import Wants, read_batches
-from towline.spark.sources import ReadSource, open_place
-from towline.store import Append
+from tests.inside.store import Append
+from tests.spark.jobs.history import Writer
+from towline.errors import BadRequest, NewerFormat, NotFound, StoreDamaged, TowlineError
+from towline.model import Durability, GroupConfig, RetryPolicy
 
 COLUMNS = ["topic", "lane", "seq", "key", "body"]
 

@@ -6,20 +6,17 @@ import importlib
 
 import pytest
 
-from scripts.unasync import stale
 from tests.house_rules import (
-    HEAVY,
     MAY_IMPORT,
     ROOT,
-    SLOW,
     crowded_folders,
     dead_modules,
     export_faults,
-    heavy_modules_after,
     imports_of,
     impure_imports,
     long_functions,
     open_files,
+    past_the_facade,
     read_sources,
     riddles,
     unmapped,
@@ -82,18 +79,12 @@ def test_every_package_has_a_map_of_its_modules(sources: dict[str, str]) -> None
     assert unmapped(sources) == []
 
 
+def test_tests_of_the_whole_go_through_one_facade_a_package(sources: dict[str, str]) -> None:
+    assert past_the_facade(read_sources(ROOT, "tests"), sources) == []
+
+
 def test_functions_fit_on_a_screen(sources: dict[str, str]) -> None:
     assert [name for module, source in sources.items() for name in long_functions(module, source)] == []
-
-
-def test_the_blocking_client_is_made_of_the_asyncio_one() -> None:
-    assert stale() == {}, "./dev lint --fix makes it anew"
-
-
-def test_importing_towline_is_light() -> None:
-    assert heavy_modules_after("import towline", SLOW) == []
-    assert heavy_modules_after("import towline\ntowline.connect", HEAVY | {"asyncio", "uvloop"}) == []
-    assert heavy_modules_after("import towline\ntowline.aio.connect") == []
 
 
 def test_no_module_does_anything_unsafe(sources: dict[str, str]) -> None:
@@ -246,10 +237,6 @@ def test_a_vague_name_is_found() -> None:
     ]
 
 
-def test_a_heavy_import_is_found() -> None:
-    assert heavy_modules_after("import rich") == ["rich"]
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -296,3 +283,18 @@ def test_a_crowded_folder_a_verb_a_riddle_and_a_long_function_are_found() -> Non
     assert unmapped(sources) == ["towline.x.b"]
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 70) != []
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 69) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "found"),
+    [
+        ("tests.broker.test_it", "from towline.broker.broker import Broker", True),
+        ("tests.broker.test_it", "from towline import clock", True),
+        ("tests.broker.test_it", "monkeypatch.setattr('towline.broker.broker.LIMIT', 1)", True),
+        ("tests.broker.test_it", "import towline\nfrom towline.errors import Refused\nfrom towline import cli", False),
+        ("tests.broker.test_it", "from tests.inside.broker import Broker", False),
+        ("tests.unit.broker.test_it", "from towline.broker.broker import Broker", False),
+    ],
+)
+def test_a_way_past_the_facade_is_found(name: str, source: str, found: bool) -> None:
+    assert bool(past_the_facade({name: source}, ["towline.broker.broker", "towline.clock", "towline.cli"])) is found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.broker.access.secured import Secured
-from towline.broker.access.rules import ROLES
+from tests.inside.broker import ROLES
 
 Need = tuple[str, tuple[str, str]]
 """An action, and the kind and name of what it is done to."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import towline
 from tests.broker.process import BrokerProcess
-from towline.client._sync.client import Client
+from tests.inside.client import Client
 
 PASSWORD = "correct horse"
 PATIENCE_S = 30.0

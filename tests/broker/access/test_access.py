@@ -20,13 +20,10 @@ from tests.broker.access.declared import declared
 from tests.broker.process import BrokerProcess, failing_start
 from tests.broker.raw_client import RawClient
 from tests.certificates import KIND, openssl
-from towline.broker.access.access_file import read_access_file
-from towline.broker.process.run import split_address
-from towline.broker.server.tls import tls_context
-from towline.client._sync.client import Client
+from tests.inside.broker import read_access_file, split_address, tls_context
+from tests.inside.client import Client
+from tests.inside.protocol import PREFACE, Failed, Hello, Welcome, encode_envelope
 from towline.errors import BadRequest, Conflict, Refused, Unavailable
-from towline.protocol.envelope import PREFACE, encode_envelope
-from towline.protocol.messages import Failed, Hello, Welcome
 
 ALICE, BOB = "wonder=land-and-more", "b0b/and~his+b0at_"
 SAID = "secret = '0123456789abcdef'\n"

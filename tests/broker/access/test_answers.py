@@ -16,18 +16,29 @@ import pytest
 from tests.broker.access.secured import Secured, secured
 from tests.broker.raw_client import RawClient
 from tests.eventually import eventually
+from tests.inside.alarms import AlarmRule
+from tests.inside.client import Client
+from tests.inside.protocol import (
+    EditTopic,
+    Failed,
+    Pause,
+    Purge,
+    Request,
+    Seek,
+    ShardCount,
+    access,
+    backup,
+    cluster,
+    decode_answer,
+    monitor,
+    publications,
+    scan,
+)
+from tests.inside.protocol import messages as m
+from tests.inside.protocol import transactions as tx
 from tests.rest.process import rest_door
 from tests.unit.protocol import samples
-from towline.alarms.rule import AlarmRule
-from towline.client._sync.client import Client
 from towline.errors import NotFound, Refused
-from towline.protocol import access, backup, cluster, monitor, publications, scan
-from towline.protocol import messages as m
-from towline.protocol import transactions as tx
-from towline.protocol.envelope import decode_answer
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Failed, Request
-from towline.protocol.topics import EditTopic, Purge, ShardCount
 
 SECRETS = ("payroll", "auditors", "order-4423", "someone")
 """A topic; a group of the topic `orders`; the key of a message of the topic `stock`; a consumer of that group."""

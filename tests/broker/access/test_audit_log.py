@@ -12,9 +12,9 @@ import towline
 from tests.broker.access.secured import PASSWORD, PATIENCE_S, secured
 from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient
-from towline.broker.access.audit_files import verify
+from tests.inside.broker import verify
+from tests.inside.protocol import BrokerState, Meet, Met
 from towline.errors import Conflict, NotFound, NotLetIn, Refused
-from towline.protocol.cluster import BrokerState, Meet, Met
 
 
 def test_the_audit_log_tells_who_did_what_and_holds_no_secret(tmp_path: Path) -> None:

@@ -1,16 +1,11 @@
-"""Every action of the console × every role and right, and every page × every role.
-
-What the console does, it does by its session's client: the calls are read off its source, so that one without an entry
-fails, and are made by a session of the console's own. The pages are asked for over HTTP, from a real console."""
+"""Actions of the console × roles and rights: a sample, for what it does it does by its session's client, and it decides
+nothing; test_matrix has every request. And every page × every role, asked for over HTTP, from a real console."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import http.client
-import re
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -18,15 +13,12 @@ import pytest
 from tests.broker.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.broker.access.secured import Secured, secured
 from tests.console.process import ConsoleProcess
-from towline.alarms.rule import AlarmRule
-from towline.broker.access.rules import ROLES
-from towline.client._async.client import Client
-from towline.console import sessions as console_sessions
-from towline.console.sessions import Sessions
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import ROLES
+from tests.inside.client import AsyncClient as Client
+from tests.inside.console import Sessions
 from towline.errors import Refused, TowlineError
-from towline.model import GroupConfig, TopicConfig
 
-CONSOLE = Path(console_sessions.__file__).parent
 ORDERS = topic("orders")
 ADMIN: list[Need] = [("admin", CLUSTER)]
 SEE: list[Need] = [("describe", CLUSTER)]
@@ -40,61 +32,20 @@ def of_group(action: str, name: str = "none") -> list[Need]:
 
 
 ACTIONS: dict[str, tuple[Callable[[Client], Awaitable[object]], list[Need]]] = {
-    "access.allow": (lambda mq: mq.access.allow("none", "send", "topic"), ADMIN),
-    "access.audit": (lambda mq: mq.access.audit(), ADMIN),
-    "access.change_user": (lambda mq: mq.access.change_user("none", password="a long password"), ADMIN),
-    "access.create_token": (lambda mq: mq.access.create_token("xxx", owner="none"), ADMIN),
     "access.create_user": (lambda mq: mq.access.create_user("root", "a long password"), ADMIN),
-    "access.delete_user": (lambda mq: mq.access.delete_user("none"), ADMIN),
-    "access.deny": (lambda mq: mq.access.deny("none", "send", "topic"), ADMIN),
-    "access.drop_rule": (lambda mq: mq.access.drop_rule(999_999), ADMIN),
-    "access.revoke_token": (lambda mq: mq.access.revoke_token("none"), ADMIN),
-    "access.rules": (lambda mq: mq.access.rules(), ADMIN),
-    "access.tokens": (lambda mq: mq.access.tokens("root"), ADMIN),
-    "access.users": (lambda mq: mq.access.users(), ADMIN),
     "access.who_am_i": (lambda mq: mq.access.who_am_i(), []),
-    "alarms": (lambda mq: mq.alarms(), SEE),
-    "brokers": (lambda mq: mq.brokers(), []),
     "browse": (lambda mq: mq.browse("orders", "middle"), [("consume", ORDERS)]),
-    "cancel": (lambda mq: mq.cancel("orders", "orders/delay/9"), [("send", ORDERS)]),
-    "clients": (lambda mq: mq.clients(), SEE),
-    "close_connection": (lambda mq: mq.close_connection("none"), ADMIN),
     "create_topic": (lambda mq: mq.create_topic("orders"), [("create", ORDERS)]),
-    "dead_letter": (lambda mq: mq.dead_letter("orders", "billing", 0), READ),
     "dead_letters": (lambda mq: mq.dead_letters("orders", "billing"), READ),
-    "delayed": (lambda mq: mq.delayed("orders"), LOOK),
-    "delete_group": (lambda mq: mq.delete_group("orders", "none"), of_group("delete")),
     "delete_topic": (lambda mq: mq.delete_topic("nowhere"), [("delete", topic("nowhere"))]),
-    "drop_alarm": (lambda mq: mq.drop_alarm("none"), ALTER),
-    "find": (lambda mq: mq.find("orders", key="k"), [("consume", ORDERS)]),
-    "group": (lambda mq: mq.group("orders", "billing"), of_group("describe", "billing")),
     "kick": (lambda mq: mq.kick("orders", "none", "c"), of_group("alter")),
-    "locate": (lambda mq: mq.locate("orders", "middle", 0.0), LOOK),
-    "message": (lambda mq: mq.message("orders/middle/0"), [("consume", ORDERS)]),
-    "pause": (lambda mq: mq.pause("orders", "none"), of_group("alter")),
-    "pulse": (lambda mq: mq.pulse(), SEE),
-    "purge": (lambda mq: mq.purge("nowhere"), [("delete", topic("nowhere"))]),
-    "purge_dead": (lambda mq: mq.purge_dead("orders", "none", 0), of_group("delete")),
     "put_alarm": (lambda mq: mq.put_alarm(AlarmRule("late", "age", 300)), [*ALTER, *SEE_ALL]),
-    "put_group": (lambda mq: mq.put_group(GroupConfig("orders", "billing")), of_group("alter", "billing")),
-    "put_topic": (lambda mq: mq.put_topic(TopicConfig("orders")), [("alter", ORDERS)]),
-    "reschedule": (lambda mq: mq.reschedule("orders", "orders/delay/9", delay=60), [("send", ORDERS)]),
-    "resend": (lambda mq: mq.resend("orders", "none", [0]), of_group("alter")),
-    "resolve_transaction": (lambda mq: mq.resolve_transaction("none", "commit"), ALTER),
-    "resume": (lambda mq: mq.resume("orders", "none"), of_group("alter")),
     "revise": (
         lambda mq: mq.revise("orders", "none", 0, body=b"y"),
         [("alter", group("none")), ("send", ORDERS)],
     ),
     "seek": (lambda mq: mq.seek("orders", "none", "latest"), of_group("alter")),
     "send": (lambda mq: mq.send("orders", b"x"), [("send", ORDERS)]),
-    "storage": (lambda mq: mq.storage(), SEE),
-    "survey": (lambda mq: mq.survey("groups", topic="orders"), LOOK),
-    "silence_alarm": (lambda mq: mq.silence_alarm("none", "x", for_s=60), ALTER),
-    "test_alarm": (lambda mq: mq.test_alarm("none"), ALTER),
-    "unsilence_alarm": (lambda mq: mq.unsilence_alarm("none"), ALTER),
-    "topic": (lambda mq: mq.topic("orders"), LOOK),
-    "trace": (lambda mq: mq.trace("orders/middle/0", group="billing"), [("describe", ORDERS), ("describe", BILLING)]),
     "transactions": (lambda mq: mq.transactions(), SEE),
 }
 PAGES: dict[str, list[Need]] = {
@@ -118,26 +69,6 @@ PAGES: dict[str, list[Need]] = {
     "/download/letter?topic=orders&group=billing&number=0": READ,
     "/download/dead?topic=orders&group=billing": READ,
 }
-
-
-def calls() -> set[str]:
-    """What the console asks its clients to do: `….mq.NAME(` and `client.NAME(`, wherever it stands in its source."""
-    found = set()
-    files = [*CONSOLE.glob("*.py"), *(CONSOLE / "pages").glob("*.py")]
-    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
-        if isinstance(node, ast.Attribute):
-            parts = re.sub(r"\(.*?\)", "", ast.unparse(node)).rstrip(")").split(".")
-            for at, part in enumerate(parts[:-1]):
-                if part in ("mq", "client", "_client"):
-                    rest = parts[at + 1 :]
-                    found.add(".".join(rest[:2]) if rest[0] == "access" else rest[0])
-    return found
-
-
-def test_every_action_is_in_the_table() -> None:
-    local = {"access", "close", "host"}
-    """Not asked of the broker. (`request.client.host` is the browser's.)"""
-    assert calls() - local == set(ACTIONS)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,9 @@ import pytest
 
 from tests.broker.access.secured import Secured, secured
 from tests.broker.raw_client import RawClient
+from tests.inside.frame import encode
+from tests.inside.protocol import AskSink, FrameHead, Publish, Published, Send, Sent, SinkState, Stage, Staged
 from towline.errors import Refused
-from towline.frame import encode
-from towline.protocol.messages import FrameHead, Send, Sent
-from towline.protocol.publications import AskSink, Publish, Published, SinkState, Stage, Staged
 
 SINK = "spark-batch:nightly"
 

@@ -15,24 +15,35 @@ import pytest
 
 from tests.broker.access.secured import PASSWORD, Secured, secured
 from tests.broker.raw_client import RawClient
-from towline.broker.access import login_attempts, passwords
-from towline.broker.access.account_store import AccountStore, Declared, Secret, Token, User, hash_secret
-from towline.broker.access.accounts import put_user
-from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.authorization import Guard
-from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, LoginAttempts
-from towline.broker.access.passwords import NOBODYS_HASH, Passwords
-from towline.broker.fair_executor import FairExecutor
-from towline.broker.server.connection import Remote
-from towline.broker.server.requests import TABLE
-from towline.clock import SYSTEM, ManualClock
-from towline.console import sessions
+from tests.inside.broker import (
+    GATEWAY_FACTOR,
+    NOBODYS_HASH,
+    TABLE,
+    TRIES,
+    TRIES_OF_ORIGIN,
+    Access,
+    AccountStore,
+    Declared,
+    FairExecutor,
+    Guard,
+    LoginAttempts,
+    Passwords,
+    Principal,
+    Remote,
+    Secret,
+    Token,
+    User,
+    hash_secret,
+    login_attempts,
+    passwords,
+    put_user,
+)
+from tests.inside.console import sessions
+from tests.inside.ground import SYSTEM, ManualClock
+from tests.inside.protocol import PREFACE, Failed, Hello, PutUser
+from tests.inside.store import MemoryStore
 from towline.errors import BadRequest, Conflict, NotLetIn, Refused
 from towline.model import origin_of
-from towline.protocol.access import PutUser
-from towline.protocol.envelope import PREFACE
-from towline.protocol.messages import Failed, Hello
-from towline.store.memory import MemoryStore
 
 WRONG = "this broker asks for a token and its secret, and these are not right"
 HERE, ATTACKER = "127.0.0.1", "127.0.0.66"
@@ -58,49 +69,45 @@ def log_in(port: int, logins: Sequence[tuple[str, str]], *, host: str = HERE, ca
 # Names
 
 
-def test_whatever_is_wrong_takes_the_same_work_and_is_said_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_is_wrong_takes_the_same_work_and_is_said_in_the_same_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hashed: list[str] = []
 
     def verify(one: str, password: str) -> bool:
         hashed.append(one)
         return False
 
-    async def run() -> None:
-        from_file = Declared("file", {"from-file": Token("from-file", secrets=[Secret("1", hash_secret("s"), 0)])})
-        access = Access(book=AccountStore(MemoryStore(), SYSTEM, from_file))
-        assert access.book is not None
-        real = await access.passwords.hash(PASSWORD, "here")
-        assert real.split("$")[:4] == NOBODYS_HASH.split("$")[:4], "the same kind, at the same cost"
-        assert len(real) == len(NOBODYS_HASH)
-        access.book.users.update(
-            alice=User("alice", password=real),
-            gone=User("gone", password=real, disabled=True),
-            certified=User("certified"),
-        )
-        access.book.tokens["shop"] = Token("shop")
-        monkeypatch.setattr(passwords, "_verify", verify)
-        for name in ("alice", "gone", "certified", "shop", "setup", "from-file", "nobody"):
-            hashed.clear()
-            assert access.admit_at_once(name, "wrong") is None, name
-            with pytest.raises(NotLetIn, match=WRONG):
-                await access.admit_user(name, "wrong", "here")
-            assert hashed == [real if name in ("alice", "gone") else NOBODYS_HASH], name
-
-    asyncio.run(run())
-
-
-def test_a_user_that_is_disabled_while_its_password_is_looked_at_is_not_let_in() -> None:
-    async def run() -> None:
-        access = Access(book=AccountStore(MemoryStore(), SYSTEM))
-        assert access.book is not None
-        access.book.users["alice"] = User("alice", password=await access.passwords.hash(PASSWORD, "here"))
-        coming = asyncio.create_task(access.admit_user("alice", PASSWORD, "here"))
-        await asyncio.sleep(0)
-        access.book.users["alice"] = User("alice", password=access.book.users["alice"].password, disabled=True)
+    from_file = Declared("file", {"from-file": Token("from-file", secrets=[Secret("1", hash_secret("s"), 0)])})
+    access = Access(book=AccountStore(MemoryStore(), SYSTEM, from_file))
+    assert access.book is not None
+    real = await access.passwords.hash(PASSWORD, "here")
+    assert real.split("$")[:4] == NOBODYS_HASH.split("$")[:4], "the same kind, at the same cost"
+    assert len(real) == len(NOBODYS_HASH)
+    access.book.users.update(
+        alice=User("alice", password=real),
+        gone=User("gone", password=real, disabled=True),
+        certified=User("certified"),
+    )
+    access.book.tokens["shop"] = Token("shop")
+    monkeypatch.setattr(passwords, "_verify", verify)
+    for name in ("alice", "gone", "certified", "shop", "setup", "from-file", "nobody"):
+        hashed.clear()
+        assert access.admit_at_once(name, "wrong") is None, name
         with pytest.raises(NotLetIn, match=WRONG):
-            await coming
+            await access.admit_user(name, "wrong", "here")
+        assert hashed == [real if name in ("alice", "gone") else NOBODYS_HASH], name
 
-    asyncio.run(run())
+
+async def test_a_user_that_is_disabled_while_its_password_is_looked_at_is_not_let_in() -> None:
+    access = Access(book=AccountStore(MemoryStore(), SYSTEM))
+    assert access.book is not None
+    access.book.users["alice"] = User("alice", password=await access.passwords.hash(PASSWORD, "here"))
+    coming = asyncio.create_task(access.admit_user("alice", PASSWORD, "here"))
+    await asyncio.sleep(0)
+    access.book.users["alice"] = User("alice", password=access.book.users["alice"].password, disabled=True)
+    with pytest.raises(NotLetIn, match=WRONG):
+        await coming
 
 
 # Limits
@@ -231,22 +238,19 @@ def test_an_origin_is_an_address_or_a_network_of_ipv6() -> None:
     assert Remote("", b"").origin == "local"
 
 
-def test_many_connections_of_one_program_at_once_are_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        kept = Passwords(ManualClock())
-        real, done = await kept.hash(PASSWORD, "here"), list[str]()
-        really = passwords._verify
+async def test_many_connections_of_one_program_at_once_are_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Passwords(ManualClock())
+    real, done = await kept.hash(PASSWORD, "here"), list[str]()
+    really = passwords._verify
 
-        def verify(hashed: str, password: str) -> bool:
-            done.append(password)
-            return really(hashed, password)
+    def verify(hashed: str, password: str) -> bool:
+        done.append(password)
+        return really(hashed, password)
 
-        monkeypatch.setattr(passwords, "_verify", verify)
-        right = await asyncio.gather(*(kept.verify("alice", real, PASSWORD, "here") for _ in range(TRIES * 3)))
-        assert right == [True] * TRIES * 3
-        assert len(done) == 1
-
-    asyncio.run(run())
+    monkeypatch.setattr(passwords, "_verify", verify)
+    right = await asyncio.gather(*(kept.verify("alice", real, PASSWORD, "here") for _ in range(TRIES * 3)))
+    assert right == [True] * TRIES * 3
+    assert len(done) == 1
 
 
 # Changing
@@ -296,108 +300,93 @@ class Household:
         return self.access.book.users["eve"].password
 
 
-def test_nobody_waits_for_a_password_that_is_being_hashed_and_a_disabled_user_changes_nothing(
+async def test_nobody_waits_for_a_password_that_is_being_hashed_and_a_disabled_user_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> None:
-        house = Household(monkeypatch)
-        await house.move_in()
-        change = await house.begin_change()
-        await asyncio.wait_for(house.put(house.root, disabled=True), 30)
-        house.gate.set()
-        with pytest.raises(Refused, match=r"eve\.x is not let in any more"):
-            await change
-        assert house.password() == f"hash of {PASSWORD}"
-
-    asyncio.run(run())
-
-
-def test_a_user_changes_its_password_once_at_a_time_and_wrong_old_ones_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run() -> None:
-        house = Household(monkeypatch)
-        await house.move_in()
-        change = await house.begin_change()
-        for _ in range(30):
-            with pytest.raises(Conflict, match="being changed already"):
-                await house.put(house.eve, password=NEW, old_password=PASSWORD)
-        house.gate.set()
+    house = Household(monkeypatch)
+    await house.move_in()
+    change = await house.begin_change()
+    await asyncio.wait_for(house.put(house.root, disabled=True), 30)
+    house.gate.set()
+    with pytest.raises(Refused, match=r"eve\.x is not let in any more"):
         await change
-        assert house.password() == f"hash of {NEW}"
-        for number in range(TRIES):
-            with pytest.raises(Refused, match="the old password is not right"):
-                await house.put(house.eve, password="a third one", old_password=f"guess {number}")
-        with pytest.raises(NotLetIn, match="too many wrong passwords"):
-            await house.put(house.eve, password="a third one", old_password="another guess")
-
-    asyncio.run(run())
+    assert house.password() == f"hash of {PASSWORD}"
 
 
-def test_a_password_that_an_administrator_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        house = Household(monkeypatch)
-        await house.move_in()
-        change = await house.begin_change()
-        await house.put(house.root, password="set by root")
-        house.gate.set()
-        with pytest.raises(Conflict, match="was changed meanwhile"):
-            await change
-        assert house.password() == "hash of set by root"
+async def test_a_user_changes_its_password_once_at_a_time_and_wrong_old_ones_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = Household(monkeypatch)
+    await house.move_in()
+    change = await house.begin_change()
+    for _ in range(30):
+        with pytest.raises(Conflict, match="being changed already"):
+            await house.put(house.eve, password=NEW, old_password=PASSWORD)
+    house.gate.set()
+    await change
+    assert house.password() == f"hash of {NEW}"
+    for number in range(TRIES):
+        with pytest.raises(Refused, match="the old password is not right"):
+            await house.put(house.eve, password="a third one", old_password=f"guess {number}")
+    with pytest.raises(NotLetIn, match="too many wrong passwords"):
+        await house.put(house.eve, password="a third one", old_password="another guess")
 
-    asyncio.run(run())
+
+async def test_a_password_that_an_administrator_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = Household(monkeypatch)
+    await house.move_in()
+    change = await house.begin_change()
+    await house.put(house.root, password="set by root")
+    house.gate.set()
+    with pytest.raises(Conflict, match="was changed meanwhile"):
+        await change
+    assert house.password() == "hash of set by root"
 
 
 # FairExecutor
 
 
-def test_one_origin_takes_one_place_and_the_others_come_by_turns() -> None:
-    async def run() -> None:
-        turns, gate, order = FairExecutor(2), threading.Event(), list[str]()
+async def test_one_origin_takes_one_place_and_the_others_come_by_turns() -> None:
+    turns, gate, order = FairExecutor(2), threading.Event(), list[str]()
 
-        def work(name: str) -> None:
-            order.append(name)
-            assert gate.wait(60)
+    def work(name: str) -> None:
+        order.append(name)
+        assert gate.wait(60)
 
-        flood = [asyncio.create_task(turns.run("attacker", work, f"attacker {number}")) for number in range(20)]
+    flood = [asyncio.create_task(turns.run("attacker", work, f"attacker {number}")) for number in range(20)]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(turns.run(name, work, name)) for name in ("alice", "bob")]
+    while len(order) < 2:
         await asyncio.sleep(0)
-        others = [asyncio.create_task(turns.run(name, work, name)) for name in ("alice", "bob")]
-        while len(order) < 2:
-            await asyncio.sleep(0)
-        assert sorted(order) == ["alice", "attacker 0"]
-        gate.set()
-        await asyncio.gather(*flood, *others)
-        assert order.index("bob") <= 4
-        assert [one for one in order if one.startswith("attacker")] == [f"attacker {number}" for number in range(20)]
-        assert (turns._free, turns._busy, len(turns._waiting)) == (2, set(), 0)
-
-    asyncio.run(run())
+    assert sorted(order) == ["alice", "attacker 0"]
+    gate.set()
+    await asyncio.gather(*flood, *others)
+    assert order.index("bob") <= 4
+    assert [one for one in order if one.startswith("attacker")] == [f"attacker {number}" for number in range(20)]
+    assert (turns._free, turns._busy, len(turns._waiting)) == (2, set(), 0)
 
 
-def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it() -> None:
-    async def run() -> None:
-        turns, began, gate, second_began = FairExecutor(1), threading.Event(), threading.Event(), threading.Event()
+async def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it() -> None:
+    turns, began, gate, second_began = FairExecutor(1), threading.Event(), threading.Event(), threading.Event()
 
-        def work() -> None:
-            began.set()
-            assert gate.wait(60)
+    def work() -> None:
+        began.set()
+        assert gate.wait(60)
 
-        first = asyncio.create_task(turns.run("a", work))
-        while not began.is_set():
-            await asyncio.sleep(0)
-        waits = asyncio.create_task(turns.run("b", second_began.set))
-        second = asyncio.create_task(turns.run("c", second_began.set))
+    first = asyncio.create_task(turns.run("a", work))
+    while not began.is_set():
         await asyncio.sleep(0)
-        for task in (first, waits):
-            task.cancel()
-        await asyncio.wait([first, waits])
-        assert turns._free == 0
-        assert not second_began.is_set()
-        gate.set()
-        await second
-        assert turns._free == 1
-
-    asyncio.run(run())
+    waits = asyncio.create_task(turns.run("b", second_began.set))
+    second = asyncio.create_task(turns.run("c", second_began.set))
+    await asyncio.sleep(0)
+    for task in (first, waits):
+        task.cancel()
+    await asyncio.wait([first, waits])
+    assert turns._free == 0
+    assert not second_began.is_set()
+    gate.set()
+    await second
+    assert turns._free == 1
 
 
 def test_work_that_does_not_end_holds_up_neither_other_threads_nor_the_end_of_the_program() -> None:

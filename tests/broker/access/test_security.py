@@ -16,9 +16,8 @@ from tests.broker.access.secured import PASSWORD, PATIENCE_S, Secured, secured
 from tests.broker.process import BrokerProcess, failing_start
 from tests.certificates import KIND, openssl
 from tests.eventually import eventually
-from towline.broker.access.accounts import OWN_TOKENS_MAX, SCOPES_MAX
-from towline.client._sync.client import Client
-from towline.client.admin.access import Quota
+from tests.inside.broker import OWN_TOKENS_MAX, SCOPES_MAX
+from tests.inside.client import Client, Quota
 from towline.errors import (
     BadRequest,
     Conflict,

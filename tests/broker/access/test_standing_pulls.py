@@ -8,9 +8,8 @@ import pytest
 
 from tests.broker.access.secured import Secured
 from tests.broker.raw_client import RawClient, open_pulled
-from towline.client.admin.access import Quota
-from towline.protocol.envelope import decode_answer
-from towline.protocol.messages import Act, Failed, Pull, Pulled
+from tests.inside.client import Quota
+from tests.inside.protocol import Act, Failed, Pull, Pulled, decode_answer
 
 
 def told(client: RawClient) -> tuple[list[bytes], bool]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.browse import trace as tracing
+from tests.inside.broker import trace as tracing
+from tests.inside.protocol import Resend, Trace, Traced
 from towline.errors import NotFound
-from towline.protocol.messages import Resend, Trace, Traced
 
 
 async def trace(bench: Bench, seq: int, **fields: Any) -> Traced:
@@ -153,18 +152,15 @@ def test_the_work_of_a_request_is_bounded_and_goes_on_by_the_cursor(
     world.run(scenario)
 
 
-def test_it_is_told_after_a_restart_and_when_events_are_gone(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await a_life(bench)
-        async with disk.open() as bench:
-            assert (await trace(bench, 3)).status == "DEAD"
-            await bench.store.trim("pull/orders/billing", bench.store.bounds("pull/orders/billing").end)
-            gone = await trace(bench, 0)
-            assert (gone.status, gone.steps, gone.whole) == ("SUCCESS", [], False)
-            assert (await trace(bench, 5)).status == "NEW"
-
-    asyncio.run(main())
+async def test_it_is_told_after_a_restart_and_when_events_are_gone(disk: World) -> None:
+    async with disk.open() as bench:
+        await a_life(bench)
+    async with disk.open() as bench:
+        assert (await trace(bench, 3)).status == "DEAD"
+        await bench.store.trim("pull/orders/billing", bench.store.bounds("pull/orders/billing").end)
+        gone = await trace(bench, 0)
+        assert (gone.status, gone.steps, gone.whole) == ("SUCCESS", [], False)
+        assert (await trace(bench, 5)).status == "NEW"
 
 
 def test_a_group_of_which_nothing_is_missing_is_told_whole_wherever_its_numbers_begin(world: World) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import towline
 from tests.eventually import eventually
+from tests.inside.alarms import AlarmRule
 from tests.system.cluster.conftest import Brokers
-from towline.alarms.rule import AlarmRule
 
 HOUR_S = 3600.0
 

@@ -13,11 +13,10 @@ import pytest
 import towline
 from tests.broker.access.declared import access_file
 from tests.broker.process import BrokerProcess
+from tests.inside.alarms import AlarmRule
+from tests.inside.client import Client, Quota
 from tests.store.sql.server import new_database
 from tests.system.cluster.conftest import Brokers, eventually
-from towline.alarms.rule import AlarmRule
-from towline.client._sync.client import Client
-from towline.client.admin.access import Quota
 from towline.errors import NotLetIn, Refused, TowlineError
 from towline.model import TopicConfig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.broker.raw_client import RawClient
+from tests.inside.protocol import CreateTopic, Done, Groups, GroupState, ListGroups
 from tests.system.cluster.conftest import Brokers, eventually
 from towline.model import TopicConfig
-from towline.protocol.messages import CreateTopic, Done, Groups, GroupState, ListGroups
 
 EXPIRY_S = 2.0
 

@@ -9,8 +9,8 @@ import pytest
 
 import towline
 from tests.certificates import make_authority, sign_for
+from tests.inside.client import Client
 from tests.system.cluster.conftest import Brokers, eventually
-from towline.client._sync.client import Client
 from towline.errors import TowlineError
 
 PASSWORD = "correct horse battery"

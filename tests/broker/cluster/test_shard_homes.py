@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.schedule.test_clock import AHEAD_S, TwoClocks
-from towline.broker.cluster.shard_homes import SETTLE_S
-from towline.clock import SYSTEM
-from towline.frame import encode
+from tests.inside.broker import SETTLE_S
+from tests.inside.frame import encode
+from tests.inside.ground import SYSTEM
+from tests.inside.protocol import Backlog, BrokerState, Decide, FrameHead, Prepare
 from towline.model import TopicConfig, rank
-from towline.protocol.cluster import Backlog, BrokerState
-from towline.protocol.messages import FrameHead
-from towline.protocol.transactions import Decide, Prepare
 
 SHARDS = 16
 

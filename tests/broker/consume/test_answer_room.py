@@ -12,17 +12,10 @@ import pytest
 from tests.broker.conftest import ACK, Bench, Got, World
 from tests.broker.topics.test_catalog import fan
 from tests.eventually import eventually_done
-from towline.broker.answer_budget import PULLS, AnswerBudget
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.consume.fetch import Buffers
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.server import pulls
-from towline.broker.server.connection import State
+from tests.inside.broker import PULLS, AnswerBudget, Buffers, Dispatcher, Member, PrefixSubscription, State, pulls
+from tests.inside.protocol import Act, Pull, Pulled, Seek
 from towline.errors import QueueFull
 from towline.model import TopicConfig
-from towline.protocol.groups import Seek
-from towline.protocol.messages import Act, Pull, Pulled
 
 MB = 1 << 20
 FAR = 60_000
@@ -98,7 +91,7 @@ def reads_stopped(bench: Bench) -> Iterator[tuple[asyncio.Event, list[object]]]:
 
 def wait_for_room_at_most(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pull that does not wait for messages."""
-    monkeypatch.setattr("towline.broker.consume.prefix_subscription.ROOM_S", seconds)
+    monkeypatch.setattr("tests.inside.broker.prefix_subscription.ROOM_S", seconds)
     defaults = Dispatcher.pull.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "room_s", seconds)

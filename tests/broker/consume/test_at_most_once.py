@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +54,11 @@ def test_what_does_not_fit_into_an_answer_is_not_lost(world: World) -> None:
     world.run(scenario)
 
 
-def test_nothing_comes_twice_after_a_crash(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as mq:
-            one = await mq.attach(**ONCE)
-            await mq.send("orders", b"a", b"b", b"c")
-            assert (await mq.pull(one, 2)).bodies == [b"a", b"b"]
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as mq:
-            assert (await mq.pull(await mq.attach(consumer="c2", **ONCE))).bodies == [b"c"]
-
-    asyncio.run(main())
+async def test_nothing_comes_twice_after_a_crash(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as mq:
+        one = await mq.attach(**ONCE)
+        await mq.send("orders", b"a", b"b", b"c")
+        assert (await mq.pull(one, 2)).bodies == [b"a", b"b"]
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as mq:
+        assert (await mq.pull(await mq.attach(consumer="c2", **ONCE))).bodies == [b"c"]

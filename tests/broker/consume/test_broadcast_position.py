@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.consume.member import Member
-from towline.broker.retention.backup import renewed_epoch
-from towline.clock import ManualClock
+from tests.inside.broker import Member, renewed_epoch
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Attach, HandBack, Place, Places, Pull, Resend, Trace
 from towline.errors import NotFound
-from towline.frame import encode
 from towline.model import GroupConfig
-from towline.protocol.cluster import HandBack
-from towline.protocol.messages import Attach, Place, Places, Pull, Resend, Trace
 
 MIDDLE, OWN_MIDDLE = 1, 4
 UNNAMED = GroupConfig("orders", "~me", start="latest", ephemeral=True)
@@ -41,23 +38,20 @@ async def ten_sent(bench: Bench) -> None:
     await bench.send("orders", *(b"%d" % number for number in range(10)))
 
 
-def test_after_a_restart_the_group_begins_where_its_consumer_was(kept: World) -> None:
-    async def main() -> None:
-        async with kept.open() as bench:
-            await bench.send("orders", b"early")
-            places = bench.broker.consumers.places(await first(bench))
-            assert places == Places(bench.broker.store_id, [Place("orders", 0, [(MIDDLE, 1)])])
-        async with kept.open() as bench:
-            await ten_sent(bench)
-            member = await at(bench, Place("orders", 0, [(MIDDLE, 9)], [(MIDDLE, 2, 2, 3), (MIDDLE, 6, 1, 1)]))
-            assert bench.broker.consumers.places(member) == Places(places.store, [Place("orders", 0, [(MIDDLE, 9)])]), (
-                "the store is the same"
-            )
-            got = await bench.pull(member)
-            assert (got.bodies, got.attempts) == ([b"1", b"2", b"5", b"8", b"9"], [3, 3, 1, 1, 1])
-            assert bench.broker.consumers.places(member) == Places(places.store), "it has been given something"
-
-    asyncio.run(main())
+async def test_after_a_restart_the_group_begins_where_its_consumer_was(kept: World) -> None:
+    async with kept.open() as bench:
+        await bench.send("orders", b"early")
+        places = bench.broker.consumers.places(await first(bench))
+        assert places == Places(bench.broker.store_id, [Place("orders", 0, [(MIDDLE, 1)])])
+    async with kept.open() as bench:
+        await ten_sent(bench)
+        member = await at(bench, Place("orders", 0, [(MIDDLE, 9)], [(MIDDLE, 2, 2, 3), (MIDDLE, 6, 1, 1)]))
+        assert bench.broker.consumers.places(member) == Places(places.store, [Place("orders", 0, [(MIDDLE, 9)])]), (
+            "the store is the same"
+        )
+        got = await bench.pull(member)
+        assert (got.bodies, got.attempts) == ([b"1", b"2", b"5", b"8", b"9"], [3, 3, 1, 1, 1])
+        assert bench.broker.consumers.places(member) == Places(places.store), "it has been given something"
 
 
 def test_what_retention_dropped_is_passed_over(world: World) -> None:
@@ -111,22 +105,19 @@ def test_a_place_counts_for_nothing_in_a_named_group_and_where_the_group_exists(
     world.run(scenario)
 
 
-def test_places_of_another_store_mean_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        ids = []
-        for name in ("one", "one", "other"):
-            async with World("log", tmp_path / name).open() as bench:
-                ids.append(bench.broker.store_id)
-                document = await bench.store.load("epoch.json")
-        assert ids[0] == ids[1]
-        assert document is not None
-        assert str(ids[2]).encode() in renewed_epoch(document), "a restored store is the same"
-        async with World("log", tmp_path / "other").open() as bench:
-            await ten_sent(bench)
-            member = await at(bench, Place("orders", 0, [(MIDDLE, 5)]), store=ids[0])
-            assert not (await bench.pull(member)).bodies, "it begins as it asked for: with what comes"
-
-    asyncio.run(main())
+async def test_places_of_another_store_mean_nothing(tmp_path: Path) -> None:
+    ids = []
+    for name in ("one", "one", "other"):
+        async with World("log", tmp_path / name).open() as bench:
+            ids.append(bench.broker.store_id)
+            document = await bench.store.load("epoch.json")
+    assert ids[0] == ids[1]
+    assert document is not None
+    assert str(ids[2]).encode() in renewed_epoch(document), "a restored store is the same"
+    async with World("log", tmp_path / "other").open() as bench:
+        await ten_sent(bench)
+        member = await at(bench, Place("orders", 0, [(MIDDLE, 5)]), store=ids[0])
+        assert not (await bench.pull(member)).bodies, "it begins as it asked for: with what comes"
 
 
 def test_a_topic_that_is_new_or_another_one_of_the_name_is_consumed_from_its_first_message(world: World) -> None:
@@ -169,20 +160,17 @@ def test_by_prefix_each_topic_has_its_place_as_far_as_one_may_consume_it(world: 
     world.run(scenario)
 
 
-def test_a_dead_letter_that_was_sent_again_to_an_unnamed_consumer_is_not_lost(kept: World) -> None:
-    async def main() -> None:
-        async with kept.open() as bench:
-            member = await first(bench)
-            await bench.send("orders", b"a")
-            await bench.act(member, DEAD, await bench.pull(member), reason="never")
-            await eventually_done(lambda: bench.broker.group_state("orders", "~me").dead == 1)
-            await bench.broker.dead_letters.resend(Resend("orders", "~me", [0]))
-        async with kept.open() as bench:
-            member = await at(bench, Place("orders", 0, [(MIDDLE, 1)]))
-            got = await bench.pull(member)
-            assert [(part.lane, part.first) for part in got.parts] == [(OWN_MIDDLE, 0)]
-
-    asyncio.run(main())
+async def test_a_dead_letter_that_was_sent_again_to_an_unnamed_consumer_is_not_lost(kept: World) -> None:
+    async with kept.open() as bench:
+        member = await first(bench)
+        await bench.send("orders", b"a")
+        await bench.act(member, DEAD, await bench.pull(member), reason="never")
+        await eventually_done(lambda: bench.broker.group_state("orders", "~me").dead == 1)
+        await bench.broker.dead_letters.resend(Resend("orders", "~me", [0]))
+    async with kept.open() as bench:
+        member = await at(bench, Place("orders", 0, [(MIDDLE, 1)]))
+        got = await bench.pull(member)
+        assert [(part.lane, part.first) for part in got.parts] == [(OWN_MIDDLE, 0)]
 
 
 def test_what_comes_again_is_traced_as_for_the_group(world: World) -> None:
@@ -216,13 +204,10 @@ def test_a_group_whose_consumer_is_not_here_is_not_made_by_a_hand_over(disk: Wor
     disk.run(scenario)
 
 
-def test_one_that_does_not_hear_that_it_is_attached_is_told_again_where_it_is(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            await ten_sent(bench)
-            for place in (Place("orders", 0, [(MIDDLE, 5)]), Place("orders", 0, [(MIDDLE, 6)])):
-                told = bench.broker.consumers.places(await at(bench, place))
-                assert told == Places(bench.broker.store_id, [Place("orders", 0, [(MIDDLE, 5)])])
-
-    asyncio.run(main())
+async def test_one_that_does_not_hear_that_it_is_attached_is_told_again_where_it_is(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        await ten_sent(bench)
+        for place in (Place("orders", 0, [(MIDDLE, 5)]), Place("orders", 0, [(MIDDLE, 6)])):
+            told = bench.broker.consumers.places(await at(bench, place))
+            assert told == Places(bench.broker.store_id, [Place("orders", 0, [(MIDDLE, 5)])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
 from pathlib import Path
@@ -13,14 +12,13 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker.consume import dead_letters
-from towline.broker.consume.dead_letters import EVERY_S, DeadLetterLog
-from towline.clock import ManualClock
+from tests.inside.broker import EVERY_S, DeadLetterLog, dead_letters
+from tests.inside.frame import Frame
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Act, Browse, Pull, PurgeDead, Resend, Resent, ReviseDead
+from tests.inside.store import Lost, Read
 from towline.errors import Conflict, NotFound, Unavailable
-from towline.frame import Frame
 from towline.model import LANES
-from towline.protocol.messages import Act, Browse, Pull, PurgeDead, Resend, Resent, ReviseDead
-from towline.store import Lost, Read
 
 
 async def die(bench: Bench, count: int = 3, **config: Any) -> None:
@@ -43,27 +41,24 @@ def test_who_gave_a_message_up_finds_it_among_the_dead_letters(world: World) -> 
     world.run(scenario)
 
 
-def test_a_letter_and_the_event_that_says_so_are_one_unit(disk: World, tmp_path: Path) -> None:
+async def test_a_letter_and_the_event_that_says_so_are_one_unit(disk: World, tmp_path: Path) -> None:
     """The log is cut within the event, which is behind its letter, and at its beginning: neither is there then."""
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await die(bench, 1)
-            await eventually_done(lambda: not bench.broker.groups.burying)
-            crash(disk, tmp_path / "crash")
-        [segment] = [path for path in (tmp_path / "crash" / "data").rglob("*") if b"dead/orders" in _bytes(path)]
-        whole = segment.read_bytes()
-        event = whole.rindex(b"pull/orders/billing")
-        assert whole.rindex(b"dead/orders/billing") < event
-        for cut in (event - 1, event, event + 30):
-            again = World("log", tmp_path / str(cut))
-            shutil.copytree(tmp_path / "crash", tmp_path / str(cut))
-            path = tmp_path / str(cut) / segment.relative_to(tmp_path / "crash")
-            path.write_bytes(whole[:cut])
-            async with again.open() as bench:
-                await _one_letter(bench)
-
-    asyncio.run(main())
+    async with disk.open() as bench:
+        await die(bench, 1)
+        await eventually_done(lambda: not bench.broker.groups.burying)
+        crash(disk, tmp_path / "crash")
+    [segment] = [path for path in (tmp_path / "crash" / "data").rglob("*") if b"dead/orders" in _bytes(path)]
+    whole = segment.read_bytes()
+    event = whole.rindex(b"pull/orders/billing")
+    assert whole.rindex(b"dead/orders/billing") < event
+    for cut in (event - 1, event, event + 30):
+        again = World("log", tmp_path / str(cut))
+        shutil.copytree(tmp_path / "crash", tmp_path / str(cut))
+        path = tmp_path / str(cut) / segment.relative_to(tmp_path / "crash")
+        path.write_bytes(whole[:cut])
+        async with again.open() as bench:
+            await _one_letter(bench)
 
 
 async def _one_letter(bench: Bench) -> None:
@@ -149,19 +144,16 @@ def test_letters_expire_when_their_group_says_so(world: World) -> None:
     world.run(scenario)
 
 
-def test_letters_outlive_the_retention_of_messages_when_their_group_says_so(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open(segment_bytes=1 << 16, retention_bytes=1) as bench:
-            await die(bench, dead_retention_s=3600.0)
-            member = await bench.attach()
-            for _ in range(10):
-                await bench.send("orders", bytes(30_000))
-                await bench.act(member, ACK, await bench.pull(member))
-            for _ in range(3):
-                await bench.broker.maintain()
-            assert bench.broker.group_state("orders", "billing").dead == 3
-
-    asyncio.run(main())
+async def test_letters_outlive_the_retention_of_messages_when_their_group_says_so(disk: World) -> None:
+    async with disk.open(segment_bytes=1 << 16, retention_bytes=1) as bench:
+        await die(bench, dead_retention_s=3600.0)
+        member = await bench.attach()
+        for _ in range(10):
+            await bench.send("orders", bytes(30_000))
+            await bench.act(member, ACK, await bench.pull(member))
+        for _ in range(3):
+            await bench.broker.maintain()
+        assert bench.broker.group_state("orders", "billing").dead == 3
 
 
 def test_letters_that_died_of_different_reasons_keep_their_own(world: World) -> None:
@@ -206,7 +198,7 @@ def test_letters_that_died_of_different_reasons_keep_their_own(world: World) -> 
     world.run(scenario)
 
 
-def test_the_log_tells_of_many_deaths_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_tells_of_many_deaths_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
 
     def lines() -> list[str]:
@@ -214,22 +206,19 @@ def test_the_log_tells_of_many_deaths_in_few_lines(caplog: pytest.LogCaptureFixt
         caplog.clear()
         return said
 
-    async def scenario() -> None:
-        obituary = DeadLetterLog("group billing", clock)
-        obituary.note(3, "at first")
-        assert lines() == ["3 message(s) went to the dead letters, the last because of: at first"]
-        for number in range(1000):
-            obituary.note(500, f"reason {number}")
-        assert lines() == []
-        obituary.tell()
-        assert lines() == ["500000 message(s) went to the dead letters, the last because of: reason 999"]
-        obituary.tell()
-        assert lines() == []
-        clock.advance(EVERY_S)
-        obituary.note(1, "")
-        assert lines() == ["1 message(s) went to the dead letters, the last because of: (no reason given)"]
-
-    asyncio.run(scenario())
+    obituary = DeadLetterLog("group billing", clock)
+    obituary.note(3, "at first")
+    assert lines() == ["3 message(s) went to the dead letters, the last because of: at first"]
+    for number in range(1000):
+        obituary.note(500, f"reason {number}")
+    assert lines() == []
+    obituary.tell()
+    assert lines() == ["500000 message(s) went to the dead letters, the last because of: reason 999"]
+    obituary.tell()
+    assert lines() == []
+    clock.advance(EVERY_S)
+    obituary.note(1, "")
+    assert lines() == ["1 message(s) went to the dead letters, the last because of: (no reason given)"]
 
 
 @pytest.mark.parametrize("large", ["bodies", "headers"])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, Got, World
-from towline.broker.consume import fetch
-from towline.client.consume.lease import Lease
-from towline.protocol.messages import Act, Pull
-from towline.store import Read
+from tests.inside.broker import fetch
+from tests.inside.client import Lease
+from tests.inside.protocol import Act, Pull
+from tests.inside.store import Read
 
 COUNT = 400
 
@@ -46,27 +46,24 @@ def odd_bodies() -> list[bytes]:
 @pytest.mark.parametrize("understood", [True, False], ids=["with runs", "an older client"])
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("frames", [1, 4, COUNT])
-def test_neighbouring_fragments_are_read_together(
+async def test_neighbouring_fragments_are_read_together(
     world: World, monkeypatch: pytest.MonkeyPatch, frames: int, compress: bool, understood: bool
 ) -> None:
-    async def main() -> None:
-        async with world.open() as bench:
-            reads = await scattered(bench, monkeypatch, frames, compress=compress)
-            member = await bench.attach()
-            request = Pull(0, COUNT, 64 << 20, scattered=understood)
-            answer, buffers = await bench.broker.consumers.pull(member, request)
-            assert len(reads) <= 3
-            assert sum(part.count for part in answer.parts) == COUNT // 2
-            if understood:
-                assert len(answer.parts) <= (frames if frames < COUNT else COUNT // 2)
-                lease = opened(answer.pull, answer.parts, b"".join(buffers))
-                assert [message.body for message in lease.messages()] == odd_bodies()
-                assert [message.seq for message in lease.messages()] == list(range(1, COUNT, 2))
-            else:
-                assert all(not part.runs for part in answer.parts)
-                assert Got(answer, b"".join(buffers)).bodies == odd_bodies()
-
-    asyncio.run(main())
+    async with world.open() as bench:
+        reads = await scattered(bench, monkeypatch, frames, compress=compress)
+        member = await bench.attach()
+        request = Pull(0, COUNT, 64 << 20, scattered=understood)
+        answer, buffers = await bench.broker.consumers.pull(member, request)
+        assert len(reads) <= 3
+        assert sum(part.count for part in answer.parts) == COUNT // 2
+        if understood:
+            assert len(answer.parts) <= (frames if frames < COUNT else COUNT // 2)
+            lease = opened(answer.pull, answer.parts, b"".join(buffers))
+            assert [message.body for message in lease.messages()] == odd_bodies()
+            assert [message.seq for message in lease.messages()] == list(range(1, COUNT, 2))
+        else:
+            assert all(not part.runs for part in answer.parts)
+            assert Got(answer, b"".join(buffers)).bodies == odd_bodies()
 
 
 def opened(pull: int, parts: list[Any], data: bytes) -> Lease:
@@ -80,38 +77,32 @@ def opened(pull: int, parts: list[Any], data: bytes) -> Lease:
     return lease
 
 
-def test_a_pull_of_fragments_is_bounded_by_what_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pull_of_fragments_is_bounded_by_what_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is given back, and comes with the next pulls."""
 
-    async def main() -> None:
-        async with world.open() as bench:
-            reads = await scattered(bench, monkeypatch, 20)
-            monkeypatch.setattr(fetch, "GAP_BYTES", 0)
-            monkeypatch.setattr(fetch, "READ_BYTES_MAX", 6_000)
-            member, found, pulls = await bench.attach(), list[bytes](), 0
-            while len(found) < COUNT // 2:
-                reads.clear()
-                answer, buffers = await bench.broker.consumers.pull(member, Pull(0, COUNT, 64 << 20, scattered=True))
-                lease = opened(answer.pull, answer.parts, b"".join(buffers))
-                found += lease.bodies()
-                pulls += 1
-                assert sum(reads) < 6_000 + 3_000
-            assert sorted(found) == odd_bodies()
-            assert pulls > 5
-
-    asyncio.run(main())
+    async with world.open() as bench:
+        reads = await scattered(bench, monkeypatch, 20)
+        monkeypatch.setattr(fetch, "GAP_BYTES", 0)
+        monkeypatch.setattr(fetch, "READ_BYTES_MAX", 6_000)
+        member, found, pulls = await bench.attach(), list[bytes](), 0
+        while len(found) < COUNT // 2:
+            reads.clear()
+            answer, buffers = await bench.broker.consumers.pull(member, Pull(0, COUNT, 64 << 20, scattered=True))
+            lease = opened(answer.pull, answer.parts, b"".join(buffers))
+            found += lease.bodies()
+            pulls += 1
+            assert sum(reads) < 6_000 + 3_000
+        assert sorted(found) == odd_bodies()
+        assert pulls > 5
 
 
-def test_others_have_their_turn_while_fragments_are_read(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await scattered(bench, monkeypatch, 4)
-            monkeypatch.setattr(fetch, "PAUSE_PARTS", 10)
-            member, turns = await bench.attach(), 0
-            pulling = asyncio.ensure_future(bench.pull(member, COUNT))
-            while not pulling.done():
-                turns += 1
-                await asyncio.sleep(0)
-            assert turns >= COUNT // 2 // 10
-
-    asyncio.run(main())
+async def test_others_have_their_turn_while_fragments_are_read(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with disk.open() as bench:
+        await scattered(bench, monkeypatch, 4)
+        monkeypatch.setattr(fetch, "PAUSE_PARTS", 10)
+        member, turns = await bench.attach(), 0
+        pulling = asyncio.ensure_future(bench.pull(member, COUNT))
+        while not pulling.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= COUNT // 2 // 10

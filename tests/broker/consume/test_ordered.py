@@ -8,11 +8,11 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.clock import SECOND_US, ManualClock
+from tests.inside.frame import encode
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import Resend
 from towline.errors import BadRequest, Conflict, WrongShard
-from towline.frame import encode
 from towline.model import TopicConfig
-from towline.protocol.messages import Resend
 
 
 def test_a_waiting_consumer_gets_a_shard_as_soon_as_it_is_free(world: World) -> None:
@@ -126,23 +126,20 @@ def test_an_ordered_topic_that_lost_its_entry_is_found_by_its_lanes(disk: World)
     disk.run(after)
 
 
-def test_delayed_messages_of_all_senders_come_to_a_shard_in_the_order_of_their_times(world: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock) as mq:
-            await mq.broker.topics.create(TopicConfig("orders", shards=3))
-            now_us = clock.now_us()
-            for at, body in [(30, b"c"), (10, b"a"), (40, b"d"), (20, b"b"), (40, b"e"), (30, b"cc")]:
-                frame = encode([body], deliver_at_us=[now_us + at * SECOND_US])
-                source = b"even" if at % 20 else b"odd"
-                await mq.broker.send([("orders", 2, frame)], source=source)
-            # The broker was away for all that time: it is all due at once.
-            clock.advance(60)
-            await mq.broker.scheduler.catch_up()
-            got = await mq.pull(await mq.attach())
-            assert got.bodies == [b"a", b"b", b"c", b"cc", b"d", b"e"]
-
-    asyncio.run(main())
+async def test_delayed_messages_of_all_senders_come_to_a_shard_in_the_order_of_their_times(world: World) -> None:
+    clock = ManualClock()
+    async with world.open(clock) as mq:
+        await mq.broker.topics.create(TopicConfig("orders", shards=3))
+        now_us = clock.now_us()
+        for at, body in [(30, b"c"), (10, b"a"), (40, b"d"), (20, b"b"), (40, b"e"), (30, b"cc")]:
+            frame = encode([body], deliver_at_us=[now_us + at * SECOND_US])
+            source = b"even" if at % 20 else b"odd"
+            await mq.broker.send([("orders", 2, frame)], source=source)
+        # The broker was away for all that time: it is all due at once.
+        clock.advance(60)
+        await mq.broker.scheduler.catch_up()
+        got = await mq.pull(await mq.attach())
+        assert got.bodies == [b"a", b"b", b"c", b"cc", b"d", b"e"]
 
 
 def test_a_frame_is_delayed_as_a_whole_or_not_at_all(world: World) -> None:

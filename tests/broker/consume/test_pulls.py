@@ -10,11 +10,11 @@ from crc32c import crc32c
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.consume.dispatcher import Dispatcher
+from tests.inside.broker import Dispatcher
+from tests.inside.frame import Frame, encode, encode_events
+from tests.inside.protocol import Attach, Browse, Locate, Resend
 from towline.errors import BadFrame, BadRequest, Conflict, LeaseLost, NotFound, Refused, TooLarge, Unavailable
-from towline.frame import Frame, encode, encode_events
 from towline.model import Durability, GroupConfig, TopicConfig
-from towline.protocol.messages import Attach, Browse, Locate, Resend
 
 
 def test_a_message_sent_is_pulled_acked_and_gone(world: World) -> None:

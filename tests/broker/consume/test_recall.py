@@ -11,14 +11,12 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench, World
 from tests.eventually import eventually_done
-from towline import clock as time
-from towline.broker.consume import dispatcher
-from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.member import Member
-from towline.clock import ManualClock
-from towline.delivery.group import group
+from tests.inside.broker import Consumers, Member, dispatcher
+from tests.inside.delivery import group
+from tests.inside.ground import ManualClock
+from tests.inside.ground import clock as time
+from tests.inside.protocol import Act
 from towline.errors import LeaseLost
-from towline.protocol.messages import Act
 
 COUNT = 400
 ODD = list(range(1, COUNT, 2))
@@ -115,69 +113,62 @@ def test_what_one_that_comes_anew_does_not_hold_goes_back_bit_by_bit(world: Worl
     world.run(scenario)
 
 
-def test_all_that_is_too_late_is_taken_bit_by_bit(world: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock, heartbeat_s=60.0) as bench:
-            member, _ = await holding(bench, timeout_s=5.0)
-            clock.advance(6)
-            member.dispatcher.arm()
-            await half_way(bench, asyncio.get_running_loop().create_future())
-            await eventually_done(lambda: not member.dispatcher.group.leases)
-            assert await delivered(bench) == [(seq, 2) for seq in ODD]
-
-    asyncio.run(main())
+async def test_all_that_is_too_late_is_taken_bit_by_bit(world: World) -> None:
+    clock = ManualClock()
+    async with world.open(clock, heartbeat_s=60.0) as bench:
+        member, _ = await holding(bench, timeout_s=5.0)
+        clock.advance(6)
+        member.dispatcher.arm()
+        await half_way(bench, asyncio.get_running_loop().create_future())
+        await eventually_done(lambda: not member.dispatcher.group.leases)
+        assert await delivered(bench) == [(seq, 2) for seq in ODD]
 
 
 @pytest.mark.parametrize("vanished", [False, True])
-def test_a_crash_half_way_loses_nothing_and_delivers_nothing_twice(disk: World, tmp_path: Path, vanished: bool) -> None:
-    async def main() -> None:
-        clock, after = ManualClock(), tmp_path / "after"
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            member, _ = await holding(bench)
-            taking = leaving(bench.broker.consumers, member, vanished=vanished)
-            await half_way(bench, taking)
-            taken = member.dispatcher.group.retries.messages
-            await bench.flush()
-            shutil.copytree(disk.folder / "data", after / "data")
-            taking.cancel()
-        async with World("log", after).open(clock, heartbeat_s=30.0) as bench:
-            found = bench.broker.groups.named("orders", "billing").group
-            at = found.retries.messages
-            assert taken <= at < len(ODD)
-            assert found.in_flight == {"c1": len(ODD) - at}
-            clock.advance(31)
-            await eventually_done(lambda: not bench.broker.groups.named("orders", "billing")._limits.recalling)
-            await bench.broker.consumers.sweep()
-            assert not bench.broker.consumers._orphans
-            attempts = [attempt for _, attempt in await delivered(bench)]
-            assert attempts == ([2] * len(ODD) if vanished else [1] * at + [2] * (len(ODD) - at))
+async def test_a_crash_half_way_loses_nothing_and_delivers_nothing_twice(
+    disk: World, tmp_path: Path, vanished: bool
+) -> None:
+    clock, after = ManualClock(), tmp_path / "after"
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        member, _ = await holding(bench)
+        taking = leaving(bench.broker.consumers, member, vanished=vanished)
+        await half_way(bench, taking)
+        taken = member.dispatcher.group.retries.messages
+        await bench.flush()
+        shutil.copytree(disk.folder / "data", after / "data")
+        taking.cancel()
+    async with World("log", after).open(clock, heartbeat_s=30.0) as bench:
+        found = bench.broker.groups.named("orders", "billing").group
+        at = found.retries.messages
+        assert taken <= at < len(ODD)
+        assert found.in_flight == {"c1": len(ODD) - at}
+        clock.advance(31)
+        await eventually_done(lambda: not bench.broker.groups.named("orders", "billing")._limits.recalling)
+        await bench.broker.consumers.sweep()
+        assert not bench.broker.consumers._orphans
+        attempts = [attempt for _, attempt in await delivered(bench)]
+        assert attempts == ([2] * len(ODD) if vanished else [1] * at + [2] * (len(ODD) - at))
 
-    asyncio.run(main())
 
-
-def test_one_that_comes_back_at_the_last_moment_keeps_what_was_not_taken(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            _, pull = await holding(bench)
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            found = bench.broker.groups.named("orders", "billing")
-            await eventually_done(lambda: not found._limits.recalling)
-            clock.advance(31)
-            sweeping = asyncio.ensure_future(bench.broker.consumers.sweep())
-            await half_way(bench, sweeping)
-            member = await bench.attach(holding=(pull,))
-            assert member.held == [pull]
-            await sweeping
-            kept, again = member.in_flight, await delivered(bench)
-            assert 0 < kept < len(ODD)
-            assert kept + len(again) == len(ODD)
-            lost = bench.broker.consumers.held(member, [pull]).lost
-            assert [(first, 2) for _, _, first, _, _ in lost] == again
-            assert not bench.broker.consumers._orphans
-
-    asyncio.run(main())
+async def test_one_that_comes_back_at_the_last_moment_keeps_what_was_not_taken(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        _, pull = await holding(bench)
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        found = bench.broker.groups.named("orders", "billing")
+        await eventually_done(lambda: not found._limits.recalling)
+        clock.advance(31)
+        sweeping = asyncio.ensure_future(bench.broker.consumers.sweep())
+        await half_way(bench, sweeping)
+        member = await bench.attach(holding=(pull,))
+        assert member.held == [pull]
+        await sweeping
+        kept, again = member.in_flight, await delivered(bench)
+        assert 0 < kept < len(ODD)
+        assert kept + len(again) == len(ODD)
+        lost = bench.broker.consumers.held(member, [pull]).lost
+        assert [(first, 2) for _, _, first, _, _ in lost] == again
+        assert not bench.broker.consumers._orphans
 
 
 def test_an_ephemeral_group_goes_when_nothing_of_its_last_consumer_is_left(world: World) -> None:

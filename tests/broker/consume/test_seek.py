@@ -9,13 +9,11 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.produce.append import Outgoing
+from tests.inside.broker import Outgoing
+from tests.inside.frame import encode
+from tests.inside.protocol import Browse, EditTopic, Pause, Purge, Seek
 from towline.errors import BadRequest
-from towline.frame import encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Browse
-from towline.protocol.topics import EditTopic, Purge
 
 
 async def fill(mq: Bench, count: int = 10, lane: int = 1) -> None:
@@ -182,20 +180,19 @@ def test_the_retention_of_a_topic_can_be_changed_and_its_shards_stay(disk: World
     disk.run(after)
 
 
-def test_after_a_purge_and_a_crash_producers_are_known_and_dedup_ids_are_free(disk: World, tmp_path: Path) -> None:
+async def test_after_a_purge_and_a_crash_producers_are_known_and_dedup_ids_are_free(
+    disk: World, tmp_path: Path
+) -> None:
     """Producers are read back from the messages, which are gone; an id stood for a message that is gone."""
 
-    async def main() -> None:
-        def unit() -> list[Outgoing]:
-            return [("orders", 1, encode([b"a"], dedup_ids=["x"], producer_id=7, producer_seq=1))]
+    def unit() -> list[Outgoing]:
+        return [("orders", 1, encode([b"a"], dedup_ids=["x"], producer_id=7, producer_seq=1))]
 
-        async with disk.open() as mq:
-            await mq.broker.send(unit())
-            await mq.broker.purge(Purge("orders"))
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as mq:
-            assert (await mq.broker.send(unit())).duplicate
-            sent = await mq.send("orders", b"b", dedup_ids=["x"])
-            assert (sent.firsts, sent.repeats) == ([1], [])
-
-    asyncio.run(main())
+    async with disk.open() as mq:
+        await mq.broker.send(unit())
+        await mq.broker.purge(Purge("orders"))
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as mq:
+        assert (await mq.broker.send(unit())).duplicate
+        sent = await mq.send("orders", b"b", dedup_ids=["x"])
+        assert (sent.firsts, sent.repeats) == ([1], [])

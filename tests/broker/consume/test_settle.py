@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, Got, World
-from towline.broker.consume.member import Member
+from tests.inside.broker import Member
+from tests.inside.protocol import Act
+from tests.inside.store import Append, Appended, Store
 from towline.errors import DiskFull
 from towline.model import Durability
-from towline.protocol.messages import Act
-from towline.store import Append, Appended, Store
 
 
 class Watched:

@@ -13,14 +13,11 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.broker.produce.test_producers_file import counted
 from tests.broker.test_recovery import crash
-from towline.broker.consume import snapshots
-from towline.broker.consume.snapshots import RENEW_S
-from towline.broker.monitor.prometheus import exposition
-from towline.cli.check import _look_at_snapshots
-from towline.clock import ManualClock
-from towline.delivery import Group, GroupSnapshot
-from towline.delivery.group.snapshot import EXCERPT, snapshot
-from towline.protocol.dead_letters import Resend
+from tests.inside.broker import RENEW_S, exposition, snapshots
+from tests.inside.cli import _look_at_snapshots
+from tests.inside.delivery import EXCERPT, Group, GroupSnapshot, snapshot
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Resend
 
 FRAGMENTS = 6_000
 SHOWN = "consumerOffset.json"
@@ -96,30 +93,27 @@ def test_a_group_with_very_much_open_has_a_document_of_its_own(world: World, tmp
     world.run(scenario)
 
 
-def test_it_is_written_again_when_much_has_happened_or_after_a_while(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=3600.0) as bench:
-            await fragmented(bench)
+async def test_it_is_written_again_when_much_has_happened_or_after_a_while(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=3600.0) as bench:
+        await fragmented(bench)
+        await bench.broker.maintain()
+        other = await bench.attach(consumer="c2", max_in_flight=10 * FRAGMENTS)
+        await bench.act(other, ACK, await bench.pull(other, 1))
+        with counted(bench.store) as sizes:
             await bench.broker.maintain()
-            other = await bench.attach(consumer="c2", max_in_flight=10 * FRAGMENTS)
-            await bench.act(other, ACK, await bench.pull(other, 1))
-            with counted(bench.store) as sizes:
-                await bench.broker.maintain()
-                assert SHOWN not in sizes
-                clock.advance(RENEW_S)
-                await bench.broker.maintain()
-            assert SHOWN in sizes
-            got = await bench.pull(other, 1_000)
-            for seq in range(3, 2_000, 4):
-                await bench.act(other, ACK, got, (1, seq, 1))
-            with counted(bench.store) as sizes:
-                await bench.broker.maintain()
-            assert SHOWN in sizes
-            documents = sorted(path.name for path in config(disk, "").glob("consumerOffset-*.bin"))
-            assert len(documents) <= 3
-
-    asyncio.run(main())
+            assert SHOWN not in sizes
+            clock.advance(RENEW_S)
+            await bench.broker.maintain()
+        assert SHOWN in sizes
+        got = await bench.pull(other, 1_000)
+        for seq in range(3, 2_000, 4):
+            await bench.act(other, ACK, got, (1, seq, 1))
+        with counted(bench.store) as sizes:
+            await bench.broker.maintain()
+        assert SHOWN in sizes
+        documents = sorted(path.name for path in config(disk, "").glob("consumerOffset-*.bin"))
+        assert len(documents) <= 3
 
 
 def test_dead_letters_that_were_sent_again_are_not_written_again_each_time(world: World) -> None:
@@ -148,40 +142,37 @@ def test_dead_letters_that_were_sent_again_are_not_written_again_each_time(world
 
 
 @pytest.mark.parametrize("how", ["closed", "killed", "killed at every document"])
-def test_what_is_open_comes_back(disk: World, tmp_path: Path, how: str) -> None:
-    async def main() -> None:
-        copies: list[tuple[World, Any]] = []
-        async with disk.open(heartbeat_s=3600.0) as bench:
-            await fragmented(bench)
-            await bench.broker.maintain()
-            other = await bench.attach(consumer="c2")
+async def test_what_is_open_comes_back(disk: World, tmp_path: Path, how: str) -> None:
+    copies: list[tuple[World, Any]] = []
+    async with disk.open(heartbeat_s=3600.0) as bench:
+        await fragmented(bench)
+        await bench.broker.maintain()
+        other = await bench.attach(consumer="c2")
+        await bench.act(other, ACK, await bench.pull(other, 1))
+        before = state(bench)
+        await bench.flush()
+        if how == "killed":
+            copies.append((crash(disk, tmp_path / "crashed"), before))
+        elif how == "killed at every document":
+            save = bench.store.save
+
+            async def and_crash(name: str, document: bytes) -> None:
+                await save(name, document)
+                copies.append((crash(disk, tmp_path / f"crashed-{len(copies)}"), before))
+
+            bench.store.save = and_crash  # type: ignore[method-assign]
+            await bench.broker._save_snapshots(everything=True)
             await bench.act(other, ACK, await bench.pull(other, 1))
-            before = state(bench)
             await bench.flush()
-            if how == "killed":
-                copies.append((crash(disk, tmp_path / "crashed"), before))
-            elif how == "killed at every document":
-                save = bench.store.save
-
-                async def and_crash(name: str, document: bytes) -> None:
-                    await save(name, document)
-                    copies.append((crash(disk, tmp_path / f"crashed-{len(copies)}"), before))
-
-                bench.store.save = and_crash  # type: ignore[method-assign]
-                await bench.broker._save_snapshots(everything=True)
-                await bench.act(other, ACK, await bench.pull(other, 1))
-                await bench.flush()
-                before = state(bench)
-                await bench.broker._save_snapshots(everything=True)
-                assert len(copies) >= 5
-                del bench.store.save
-        if how == "closed":
-            copies.append((disk, before))
-        for world, expected in copies:
-            async with world.open(heartbeat_s=3600.0) as bench:
-                assert state(bench) == expected
-
-    asyncio.run(main())
+            before = state(bench)
+            await bench.broker._save_snapshots(everything=True)
+            assert len(copies) >= 5
+            del bench.store.save
+    if how == "closed":
+        copies.append((disk, before))
+    for world, expected in copies:
+        async with world.open(heartbeat_s=3600.0) as bench:
+            assert state(bench) == expected
 
 
 @pytest.mark.parametrize("how", ["the last one", "all"])
@@ -219,63 +210,57 @@ def test_if_its_document_is_lost_the_one_before_is_used_or_the_pull_log_is_repla
     assert len(said) == (1 if how == "the last one" else 2)
 
 
-def test_a_large_file_is_written_more_seldom(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_file_is_written_more_seldom(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "LARGE_BYTES", 100)
     monkeypatch.setattr(snapshots, "BYTES_PER_S", 100)
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
-            await bench.send("orders", *(b"%d" % number for number in range(10)))
-            member = await bench.attach()
-            await bench.act(member, ACK, await bench.pull(member, 1))
-            with counted(bench.store) as sizes:
-                await bench.broker.maintain()
-            seconds = sizes[SHOWN] / 100
-            await bench.act(member, ACK, await bench.pull(member, 1))
-            with counted(bench.store) as sizes:
-                await bench.broker.maintain()
-                assert SHOWN not in sizes
-                clock.advance(seconds)
-                await bench.broker.maintain()
-            assert SHOWN in sizes
-
-    asyncio.run(main())
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
+        await bench.send("orders", *(b"%d" % number for number in range(10)))
+        member = await bench.attach()
+        await bench.act(member, ACK, await bench.pull(member, 1))
+        with counted(bench.store) as sizes:
+            await bench.broker.maintain()
+        seconds = sizes[SHOWN] / 100
+        await bench.act(member, ACK, await bench.pull(member, 1))
+        with counted(bench.store) as sizes:
+            await bench.broker.maintain()
+            assert SHOWN not in sizes
+            clock.advance(seconds)
+            await bench.broker.maintain()
+        assert SHOWN in sizes
 
 
-def test_how_long_snapshots_take_and_how_old_they_are_is_seen_also_while_they_hang(
+async def test_how_long_snapshots_take_and_how_old_they_are_is_seen_also_while_they_hang(
     disk: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, maintenance_s=10.0) as bench:
-            broker, save, go_on = bench.broker, bench.store.save, asyncio.Event()
+    clock = ManualClock()
+    async with disk.open(clock, maintenance_s=10.0) as bench:
+        broker, save, go_on = bench.broker, bench.store.save, asyncio.Event()
 
-            async def hang(name: str, document: bytes) -> None:
-                await go_on.wait()
-                await save(name, document)
+        async def hang(name: str, document: bytes) -> None:
+            await go_on.wait()
+            await save(name, document)
 
-            await bench.send("orders", b"x")
-            await bench.attach()
-            await broker.maintain()
-            assert broker.figures()["snapshot_age_s"] == 0
-            monkeypatch.setattr(bench.store, "save", hang)
-            await bench.attach(group="other")
-            hanging = asyncio.create_task(broker.maintain())
-            await asyncio.sleep(0)
-            clock.advance(299)
-            before = broker.figures()
-            clock.advance(401)
-            meanwhile, shown = broker.figures(), await exposition(broker)
-            go_on.set()
-            await hanging
-            assert _look_at_snapshots(before) == []
-            assert (meanwhile["snapshot_s"], meanwhile["snapshot_age_s"]) == (0, 700)
-            (finding,) = _look_at_snapshots(meanwhile)
-            assert "were complete 700s ago, and they are due every 10 s" in finding.text
-            assert b"\ntowline_snapshot_age_seconds 700\n" in shown
-            figures = broker.figures()
-            assert (figures["snapshot_s"], figures["snapshot_age_s"]) == (700, 0)
-            assert b"\ntowline_snapshot_seconds 700\n" in await exposition(broker)
-
-    asyncio.run(main())
+        await bench.send("orders", b"x")
+        await bench.attach()
+        await broker.maintain()
+        assert broker.figures()["snapshot_age_s"] == 0
+        monkeypatch.setattr(bench.store, "save", hang)
+        await bench.attach(group="other")
+        hanging = asyncio.create_task(broker.maintain())
+        await asyncio.sleep(0)
+        clock.advance(299)
+        before = broker.figures()
+        clock.advance(401)
+        meanwhile, shown = broker.figures(), await exposition(broker)
+        go_on.set()
+        await hanging
+        assert _look_at_snapshots(before) == []
+        assert (meanwhile["snapshot_s"], meanwhile["snapshot_age_s"]) == (0, 700)
+        (finding,) = _look_at_snapshots(meanwhile)
+        assert "were complete 700s ago, and they are due every 10 s" in finding.text
+        assert b"\ntowline_snapshot_age_seconds 700\n" in shown
+        figures = broker.figures()
+        assert (figures["snapshot_s"], figures["snapshot_age_s"]) == (700, 0)
+        assert b"\ntowline_snapshot_seconds 700\n" in await exposition(broker)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.broker.consume.test_waiting_pulls import Hand, until_waiting
 from tests.eventually import eventually_done
-from towline.broker.consume.member import KEEPS_UP_S, Member
-from towline.clock import ManualClock
+from tests.inside.broker import KEEPS_UP_S, Member
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Act, Pause, Purge, Seek
 from towline.model import TopicConfig
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Act
-from towline.protocol.topics import Purge
 
 
 def bodies(hand: Hand) -> list[list[bytes]]:
@@ -86,32 +82,29 @@ def test_one_that_has_nothing_to_do_comes_before_one_that_has(disk: World) -> No
     disk.run(scenario)
 
 
-def test_a_consumer_that_settles_nothing_gets_one_answer_more(disk: World) -> None:
+async def test_a_consumer_that_settles_nothing_gets_one_answer_more(disk: World) -> None:
     clock = ManualClock()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            stuck = await bench.attach()
-            hand = await stand(bench, stuck)
-            await bench.send("orders", b"a")
-            clock.advance(KEEPS_UP_S * 0.9)
-            await bench.send("orders", b"b")
-            await bench.act(stuck, ACK, hand.given[0])
-            clock.advance(KEEPS_UP_S * 0.9)
-            await bench.send("orders", b"c")
-            assert [one.answer.more for one in hand.given] == [True, True, True]
-            clock.advance(KEEPS_UP_S * 0.2)
-            await bench.send("orders", b"d")
-            assert (await hand.got()).bodies == [b"d"]
-            assert [one.answer.more for one in hand.given] == [True, True, True, False]
-            for one in hand.given:
-                await bench.act(stuck, ACK, one)
-            hand = await stand(bench, stuck)
-            clock.advance(KEEPS_UP_S * 2)
-            await bench.send("orders", b"e")
-            assert [one.answer.more for one in hand.given] == [True], "it held nothing, so it owes nothing"
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        stuck = await bench.attach()
+        hand = await stand(bench, stuck)
+        await bench.send("orders", b"a")
+        clock.advance(KEEPS_UP_S * 0.9)
+        await bench.send("orders", b"b")
+        await bench.act(stuck, ACK, hand.given[0])
+        clock.advance(KEEPS_UP_S * 0.9)
+        await bench.send("orders", b"c")
+        assert [one.answer.more for one in hand.given] == [True, True, True]
+        clock.advance(KEEPS_UP_S * 0.2)
+        await bench.send("orders", b"d")
+        assert (await hand.got()).bodies == [b"d"]
+        assert [one.answer.more for one in hand.given] == [True, True, True, False]
+        for one in hand.given:
+            await bench.act(stuck, ACK, one)
+        hand = await stand(bench, stuck)
+        clock.advance(KEEPS_UP_S * 2)
+        await bench.send("orders", b"e")
+        assert [one.answer.more for one in hand.given] == [True], "it held nothing, so it owes nothing"
 
 
 def test_a_paused_group_gives_nothing_and_goes_on_when_it_is_resumed(disk: World) -> None:

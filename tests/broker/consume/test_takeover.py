@@ -12,13 +12,11 @@ import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.consume.member import Member
-from towline.broker.schedule.journal import ScheduleJournal
-from towline.clock import SECOND_US, ManualClock, TimeSlice
+from tests.inside.broker import Member, ScheduleJournal
+from tests.inside.ground import SECOND_US, ManualClock, TimeSlice
+from tests.inside.protocol import Act, Attach, Held, Pull, Seek
 from towline.errors import DiskFull, LeaseLost
 from towline.model import GroupConfig
-from towline.protocol.groups import Seek
-from towline.protocol.messages import Act, Attach, Held, Pull
 
 
 def test_a_vanished_consumers_messages_go_to_another_before_its_heartbeats_are_missed(world: World) -> None:
@@ -150,19 +148,16 @@ def test_what_a_consumer_held_that_went_while_the_disk_was_full_comes_back(world
     world.run(scenario, reconnect_grace_s=0.01, heartbeat_s=3600.0)
 
 
-def test_what_a_consumer_of_before_a_restart_held_comes_back_from_a_full_disk(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a")
-            await bench.pull(await bench.attach(consumer="gone"))
-        async with disk.open(heartbeat_s=0.2) as bench:
-            with full(bench) as refused:
-                await eventually_done(lambda: refused)
-            member = await bench.attach(consumer="other")
-            member.last_seen_s = math.inf
-            assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"a"]
-
-    asyncio.run(main())
+async def test_what_a_consumer_of_before_a_restart_held_comes_back_from_a_full_disk(disk: World) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a")
+        await bench.pull(await bench.attach(consumer="gone"))
+    async with disk.open(heartbeat_s=0.2) as bench:
+        with full(bench) as refused:
+            await eventually_done(lambda: refused)
+        member = await bench.attach(consumer="other")
+        member.last_seen_s = math.inf
+        assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"a"]
 
 
 async def _one_that_stops(bench: Bench, clock: ManualClock, how: str) -> tuple[Member, int]:
@@ -210,59 +205,52 @@ def test_a_broker_that_stops_takes_nothing_from_its_consumers(world: World, how:
     asyncio.run(main())
 
 
-def test_who_comes_back_after_a_start_and_does_not_settle_is_timed_out(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            _, pull = await _one_that_stops(bench, clock, "it breaks")
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            dispatcher = bench.broker.groups.named("orders", "billing")
-            await bench.attach(holding=(pull,))
-            clock.advance(31)
-            dispatcher._on_time()
-            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-
-    asyncio.run(main())
+async def test_who_comes_back_after_a_start_and_does_not_settle_is_timed_out(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        _, pull = await _one_that_stops(bench, clock, "it breaks")
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        dispatcher = bench.broker.groups.named("orders", "billing")
+        await bench.attach(holding=(pull,))
+        clock.advance(31)
+        dispatcher._on_time()
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
 
 
-def test_the_time_to_come_back_begins_when_the_broker_has_started(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_to_come_back_begins_when_the_broker_has_started(
+    disk: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long the start takes."""
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            _, pull = await _one_that_stops(bench, clock, "it breaks")
-        recover = ScheduleJournal.recover
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        _, pull = await _one_that_stops(bench, clock, "it breaks")
+    recover = ScheduleJournal.recover
 
-        async def slowly(agenda: ScheduleJournal, part: TimeSlice) -> None:
-            clock.advance(600)
-            await recover(agenda, part)
+    async def slowly(agenda: ScheduleJournal, part: TimeSlice) -> None:
+        clock.advance(600)
+        await recover(agenda, part)
 
-        monkeypatch.setattr(ScheduleJournal, "recover", slowly)
-        async with disk.open(clock, heartbeat_s=30.0) as bench:
-            await bench.broker.consumers.sweep()
-            assert (await bench.attach(holding=(pull,))).held == [pull]
-
-    asyncio.run(main())
+    monkeypatch.setattr(ScheduleJournal, "recover", slowly)
+    async with disk.open(clock, heartbeat_s=30.0) as bench:
+        await bench.broker.consumers.sweep()
+        assert (await bench.attach(holding=(pull,))).held == [pull]
 
 
-def test_a_silent_consumer_keeps_its_lease_until_its_time_is_over(world: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock, heartbeat_s=30.0) as bench:
-            await bench.send("orders", b"a")
-            member = await bench.attach()
-            got = await bench.pull(member)
-            leases = bench.broker.groups.named("orders", "billing").group.leases
-            clock.advance(0.9 * 30.0)
-            await bench.broker.consumers.sweep()
-            assert got.pull in leases
-            assert not member.fenced
-            clock.advance(0.2 * 30.0)
-            await bench.broker.consumers.sweep()
-            assert got.pull not in leases
-
-    asyncio.run(main())
+async def test_a_silent_consumer_keeps_its_lease_until_its_time_is_over(world: World) -> None:
+    clock = ManualClock()
+    async with world.open(clock, heartbeat_s=30.0) as bench:
+        await bench.send("orders", b"a")
+        member = await bench.attach()
+        got = await bench.pull(member)
+        leases = bench.broker.groups.named("orders", "billing").group.leases
+        clock.advance(0.9 * 30.0)
+        await bench.broker.consumers.sweep()
+        assert got.pull in leases
+        assert not member.fenced
+        clock.advance(0.2 * 30.0)
+        await bench.broker.consumers.sweep()
+        assert got.pull not in leases
 
 
 def test_a_broken_connection_costs_nothing_before_its_grace_is_over(world: World) -> None:
@@ -282,32 +270,29 @@ def test_a_broken_connection_costs_nothing_before_its_grace_is_over(world: World
 
 
 @pytest.mark.parametrize("how", ["a pull is late", "a message is late", "it is moved"])
-def test_a_beat_is_answered_with_what_was_taken_away(world: World, how: str) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock, heartbeat_s=3600.0) as bench:
-            limits = [SECOND_US, 0, 0] if how == "a message is late" else None
-            await bench.send("orders", b"a", b"b", b"c", limits=limits)
-            member = await bench.attach(timeout_s=5.0 if how == "a pull is late" else 0.0)
-            other = await bench.attach(consumer="c2")
-            got, held = await bench.pull(member, 2), await bench.pull(other, 1)
-            named = [got.pull, held.pull, 12345]
-            assert bench.broker.consumers.held(member, named) == Held([got.pull], [])
-            clock.advance(10)
-            if how == "it is moved":
-                await bench.broker.groups.seek(Seek("orders", "billing", "latest"))
-            else:
-                bench.broker.groups.named("orders", "billing")._on_time()
-            answer = bench.broker.consumers.held(member, named)
-            late = 1 if how == "a message is late" else 2
-            assert answer.held == ([got.pull] if late == 1 else [])
-            assert [each[:4] for each in answer.lost] == [(got.pull, 1, 0, late)]
-            assert ("timeout" in answer.lost[0][4]) == (how != "it is moved")
-            await bench.broker.consumers.kick("orders", "billing", "c1")
-            with pytest.raises(LeaseLost):
-                bench.broker.consumers.held(member, named)
-
-    asyncio.run(main())
+async def test_a_beat_is_answered_with_what_was_taken_away(world: World, how: str) -> None:
+    clock = ManualClock()
+    async with world.open(clock, heartbeat_s=3600.0) as bench:
+        limits = [SECOND_US, 0, 0] if how == "a message is late" else None
+        await bench.send("orders", b"a", b"b", b"c", limits=limits)
+        member = await bench.attach(timeout_s=5.0 if how == "a pull is late" else 0.0)
+        other = await bench.attach(consumer="c2")
+        got, held = await bench.pull(member, 2), await bench.pull(other, 1)
+        named = [got.pull, held.pull, 12345]
+        assert bench.broker.consumers.held(member, named) == Held([got.pull], [])
+        clock.advance(10)
+        if how == "it is moved":
+            await bench.broker.groups.seek(Seek("orders", "billing", "latest"))
+        else:
+            bench.broker.groups.named("orders", "billing")._on_time()
+        answer = bench.broker.consumers.held(member, named)
+        late = 1 if how == "a message is late" else 2
+        assert answer.held == ([got.pull] if late == 1 else [])
+        assert [each[:4] for each in answer.lost] == [(got.pull, 1, 0, late)]
+        assert ("timeout" in answer.lost[0][4]) == (how != "it is moved")
+        await bench.broker.consumers.kick("orders", "billing", "c1")
+        with pytest.raises(LeaseLost):
+            bench.broker.consumers.held(member, named)
 
 
 def test_a_beat_of_a_consumer_by_prefix_is_answered_for_each_topic(world: World) -> None:
@@ -332,32 +317,29 @@ async def _an_unnamed_one(bench: Bench) -> Member:
 
 
 @pytest.mark.parametrize("how", ["it breaks", "it is silent"])
-def test_an_ephemeral_group_waits_a_heartbeat_for_a_consumer_that_vanished(world: World, how: str) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
-            await bench.send("orders", b"early")
-            member = await _an_unnamed_one(bench)
-            await bench.send("orders", b"a", b"b")
-            first = await bench.pull(member, 1)
-            await bench.act(member, ACK, first)
-            for _ in range(2):  # the time begins anew each time
-                await vanish(bench, clock, member, how)
-                clock.advance(29)
-                await bench.broker.consumers.sweep()
-                member = await _an_unnamed_one(bench)
-                clock.advance(29)
-                await bench.broker.consumers.sweep()
-            assert (await bench.pull(member)).bodies == [b"b"]
+async def test_an_ephemeral_group_waits_a_heartbeat_for_a_consumer_that_vanished(world: World, how: str) -> None:
+    clock = ManualClock()
+    async with world.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
+        await bench.send("orders", b"early")
+        member = await _an_unnamed_one(bench)
+        await bench.send("orders", b"a", b"b")
+        first = await bench.pull(member, 1)
+        await bench.act(member, ACK, first)
+        for _ in range(2):  # the time begins anew each time
             await vanish(bench, clock, member, how)
-            clock.advance(31)
+            clock.advance(29)
             await bench.broker.consumers.sweep()
-            assert not bench.broker.has_group("orders", "~me")
-            assert not bench.broker.consumers._deserted
-            await bench.send("orders", b"c")
-            assert (await bench.pull(await _an_unnamed_one(bench))).bodies == []
-
-    asyncio.run(main())
+            member = await _an_unnamed_one(bench)
+            clock.advance(29)
+            await bench.broker.consumers.sweep()
+        assert (await bench.pull(member)).bodies == [b"b"]
+        await vanish(bench, clock, member, how)
+        clock.advance(31)
+        await bench.broker.consumers.sweep()
+        assert not bench.broker.has_group("orders", "~me")
+        assert not bench.broker.consumers._deserted
+        await bench.send("orders", b"c")
+        assert (await bench.pull(await _an_unnamed_one(bench))).bodies == []
 
 
 async def vanish(bench: Bench, clock: ManualClock, member: Member, how: str) -> None:
@@ -370,33 +352,27 @@ async def vanish(bench: Bench, clock: ManualClock, member: Member, how: str) -> 
 
 
 @pytest.mark.parametrize("how", ["it detaches", "it is kicked"])
-def test_an_ephemeral_group_goes_at_once_with_a_consumer_that_leaves(world: World, how: str) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock, heartbeat_s=30.0) as bench:
-            member = await _an_unnamed_one(bench)
-            if how == "it detaches":
-                await bench.broker.consumers.detach(member)
-            else:
-                await bench.broker.consumers.kick("orders", "~me", "me")
-            await eventually_done(lambda: not bench.broker.has_group("orders", "~me"))
-
-    asyncio.run(main())
+async def test_an_ephemeral_group_goes_at_once_with_a_consumer_that_leaves(world: World, how: str) -> None:
+    clock = ManualClock()
+    async with world.open(clock, heartbeat_s=30.0) as bench:
+        member = await _an_unnamed_one(bench)
+        if how == "it detaches":
+            await bench.broker.consumers.detach(member)
+        else:
+            await bench.broker.consumers.kick("orders", "~me", "me")
+        await eventually_done(lambda: not bench.broker.has_group("orders", "~me"))
 
 
-def test_an_ephemeral_group_that_was_deleted_by_hand_is_not_waited_for(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
-            await vanish(bench, clock, await _an_unnamed_one(bench), "it breaks")
-            await bench.broker.groups.delete("orders", "~me")
-            clock.advance(1)
-            await vanish(bench, clock, await _an_unnamed_one(bench), "it breaks")
-            clock.advance(29.5)
-            await bench.broker.consumers.sweep()
-            assert bench.broker.has_group("orders", "~me")
-
-    asyncio.run(main())
+async def test_an_ephemeral_group_that_was_deleted_by_hand_is_not_waited_for(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
+        await vanish(bench, clock, await _an_unnamed_one(bench), "it breaks")
+        await bench.broker.groups.delete("orders", "~me")
+        clock.advance(1)
+        await vanish(bench, clock, await _an_unnamed_one(bench), "it breaks")
+        clock.advance(29.5)
+        await bench.broker.consumers.sweep()
+        assert bench.broker.has_group("orders", "~me")
 
 
 BY_PREFIX = Attach("orders.*", "~me", "me", GroupConfig("any", "~me", start="latest", ephemeral=True))
@@ -404,27 +380,24 @@ BY_PREFIX = Attach("orders.*", "~me", "me", GroupConfig("any", "~me", start="lat
 
 @pytest.mark.parametrize("away_s", [29.0, 31.0])
 @pytest.mark.parametrize("noticed", ["at once", "late"])
-def test_new_topics_are_noted_for_a_heartbeat_for_an_unnamed_consumer_by_prefix(
+async def test_new_topics_are_noted_for_a_heartbeat_for_an_unnamed_consumer_by_prefix(
     disk: World, away_s: float, noticed: str
 ) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
-            consumers = bench.broker.consumers
-            fan = await consumers.fan(BY_PREFIX, may=lambda topic: True)
-            if noticed == "late":
-                await bench.send("orders.first", b"a")
-            consumers.disconnected(fan)
-            if noticed == "at once":
-                await bench.send("orders.first", b"a")
-            clock.advance(away_s)
-            await consumers.sweep()
-            back = await consumers.fan(BY_PREFIX, may=lambda topic: True)
-            pulled, _ = await consumers.pull(back, Pull(0, 10, 1 << 20))
-            assert [part.count for part in pulled.parts] == ([1] if away_s < 30 else [])
-            assert not consumers._subscriptions._away
-
-    asyncio.run(main())
+    clock = ManualClock()
+    async with disk.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
+        consumers = bench.broker.consumers
+        fan = await consumers.fan(BY_PREFIX, may=lambda topic: True)
+        if noticed == "late":
+            await bench.send("orders.first", b"a")
+        consumers.disconnected(fan)
+        if noticed == "at once":
+            await bench.send("orders.first", b"a")
+        clock.advance(away_s)
+        await consumers.sweep()
+        back = await consumers.fan(BY_PREFIX, may=lambda topic: True)
+        pulled, _ = await consumers.pull(back, Pull(0, 10, 1 << 20))
+        assert [part.count for part in pulled.parts] == ([1] if away_s < 30 else [])
+        assert not consumers._subscriptions._away
 
 
 def test_an_unnamed_consumer_by_prefix_that_is_back_before_the_break_is_noticed_gets_new_topics_whole(

@@ -9,9 +9,8 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench, Got, World
 from tests.eventually import eventually_done
-from towline.broker.consume.fetch import Buffers
-from towline.broker.consume.member import Member
-from towline.protocol.messages import Act, Pull, Pulled
+from tests.inside.broker import Buffers, Member
+from tests.inside.protocol import Act, Pull, Pulled
 
 
 class Hand:

@@ -15,10 +15,9 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.monitor.conftest import PATIENCE_S, Mailbox
 from tests.eventually import eventually_done
-from towline.alarms.rule import UNITS, AlarmRule, What
-from towline.clock import SystemClock
-from towline.protocol.messages import Resend
-from towline.protocol.monitor import Pulse
+from tests.inside.alarms import UNITS, AlarmRule, What
+from tests.inside.ground import SystemClock
+from tests.inside.protocol import Pulse, Resend
 
 THRESHOLDS: dict[What, float] = {"dead": 2, "failures": 4, "backlog": 5, "age": 50, "offline": 50, "disk": 100}
 """`disk` is below it; all others from it on."""

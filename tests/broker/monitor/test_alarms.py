@@ -13,8 +13,8 @@ import towline
 from tests.broker.monitor.conftest import PATIENCE_S, Mailbox
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from towline.alarms.rule import AlarmRule
-from towline.load.broker import BrokerProcess
+from tests.inside.alarms import AlarmRule
+from tests.inside.load import BrokerProcess
 from towline.model import RetryPolicy
 
 

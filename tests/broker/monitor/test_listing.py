@@ -10,82 +10,72 @@ import pytest
 
 import towline
 from tests.eventually import eventually_done
+from tests.inside.broker import GROUPS_MAX, POINTS, GroupFacts, TimeSeries
+from tests.inside.client import _ordered
 from tests.system.cluster.conftest import Brokers
 from towline.aio import Client, connect
-from towline.broker.monitor.stats import GroupFacts
-from towline.broker.monitor.time_series import GROUPS_MAX, POINTS, TimeSeries
-from towline.client.cluster.merge import _ordered
 from towline.model import RetryPolicy
 
 
-def test_topics_and_groups_come_by_pages_sorted_and_searched() -> None:
-    async def run() -> None:
-        async with connect("memory:") as mq:
-            for n in range(30):
-                await mq.create_topic(f"t{n:02}", business_line="shop" if n % 2 else "bank")
-                await mq.send_many(f"t{n:02}", [b"x"] * n)
-            async with mq.consumer("t29", "billing") as consumer:
-                batch = await consumer.pull(max_messages=9, wait=60)
+async def test_topics_and_groups_come_by_pages_sorted_and_searched() -> None:
+    async with connect("memory:") as mq:
+        for n in range(30):
+            await mq.create_topic(f"t{n:02}", business_line="shop" if n % 2 else "bank")
+            await mq.send_many(f"t{n:02}", [b"x"] * n)
+        async with mq.consumer("t29", "billing") as consumer:
+            batch = await consumer.pull(max_messages=9, wait=60)
+            await batch.ack()
+        page = await mq.survey("topics", sort="messages", descending=True, first=1, limit=3)
+        assert page.total == 30
+        assert [row.config.name for row in page.topics] == ["t28", "t27", "t26"]
+        assert page.lines == ["bank", "shop"]
+        assert [row.config.name for row in (await mq.survey("topics", search="T1", line="shop")).topics] == [
+            f"t{n}" for n in (11, 13, 15, 17, 19)
+        ]
+        (group,) = (await mq.survey("groups", sort="lag", descending=True)).groups
+        assert (group.topic, group.group, group.lag, group.dead) == ("t29", "billing", 20, 0)
+        assert group.oldest_us > 0
+        assert group.alone_since_us > 0
+        assert (await mq.survey("groups", topic="t01")).total == 0
+        with pytest.raises(towline.BadRequest, match="cannot be sorted by 'beauty'"):
+            await mq.survey("topics", sort="beauty")
+
+
+async def test_figures_over_time_and_the_store(tmp_path: Path) -> None:
+    async with connect(f"file:{tmp_path}/data") as mq:
+        await mq.send_many("orders", [b"x"] * 100)
+        async with mq.consumer("orders", "billing", retry=RetryPolicy(1, (0,))) as consumer:
+            for message in await consumer.pull(max_messages=40, wait=60):
+                message.dead("no such customer")
+            await consumer.flush()
+        await eventually_done(lambda: mq.group("orders", "billing"), holds=lambda group: group.dead == 40)
+        pulse = await eventually_done(mq.pulse, holds=lambda pulse: pulse.now["dead"] == 40)
+        assert pulse.now["backlog"] == 60
+        assert pulse.now["failed"] == 40
+        assert len(pulse.at_us) == len(pulse.series["backlog"]) >= 1
+        assert (await mq.pulse("orders", "billing")).series["lag"][-1] == 60
+        stored = await mq.storage()
+        assert stored.size_bytes > 0
+        assert 0 < stored.free_bytes <= stored.total_bytes
+        assert [one.sealed for one in stored.segments][-1] is False
+        assert stored.settings["durability"] == "fsync"
+
+
+async def test_a_consumer_that_is_kicked_out_loses_what_it_holds_and_may_begin_anew() -> None:
+    async with connect("memory:") as mq:
+        await mq.send_many("orders", [b"x"] * 10)
+        async with mq.consumer("orders", "billing", name="c1") as first:
+            held = await first.pull(max_messages=10, wait=60)
+            with pytest.raises(towline.NotFound, match="has no consumer 'c2'"):
+                await mq.kick("orders", "billing", "c2")
+            await mq.kick("orders", "billing", "c1")
+            async with mq.consumer("orders", "billing", name="c2") as second:
+                batch = await second.pull(max_messages=10, wait=60)
+                assert [message.attempt for message in batch] == [1] * 10, "it was no fault of theirs"
                 await batch.ack()
-            page = await mq.survey("topics", sort="messages", descending=True, first=1, limit=3)
-            assert page.total == 30
-            assert [row.config.name for row in page.topics] == ["t28", "t27", "t26"]
-            assert page.lines == ["bank", "shop"]
-            assert [row.config.name for row in (await mq.survey("topics", search="T1", line="shop")).topics] == [
-                f"t{n}" for n in (11, 13, 15, 17, 19)
-            ]
-            (group,) = (await mq.survey("groups", sort="lag", descending=True)).groups
-            assert (group.topic, group.group, group.lag, group.dead) == ("t29", "billing", 20, 0)
-            assert group.oldest_us > 0
-            assert group.alone_since_us > 0
-            assert (await mq.survey("groups", topic="t01")).total == 0
-            with pytest.raises(towline.BadRequest, match="cannot be sorted by 'beauty'"):
-                await mq.survey("topics", sort="beauty")
-
-    asyncio.run(run())
-
-
-def test_figures_over_time_and_the_store(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with connect(f"file:{tmp_path}/data") as mq:
-            await mq.send_many("orders", [b"x"] * 100)
-            async with mq.consumer("orders", "billing", retry=RetryPolicy(1, (0,))) as consumer:
-                for message in await consumer.pull(max_messages=40, wait=60):
-                    message.dead("no such customer")
-                await consumer.flush()
-            await eventually_done(lambda: mq.group("orders", "billing"), holds=lambda group: group.dead == 40)
-            pulse = await eventually_done(mq.pulse, holds=lambda pulse: pulse.now["dead"] == 40)
-            assert pulse.now["backlog"] == 60
-            assert pulse.now["failed"] == 40
-            assert len(pulse.at_us) == len(pulse.series["backlog"]) >= 1
-            assert (await mq.pulse("orders", "billing")).series["lag"][-1] == 60
-            stored = await mq.storage()
-            assert stored.size_bytes > 0
-            assert 0 < stored.free_bytes <= stored.total_bytes
-            assert [one.sealed for one in stored.segments][-1] is False
-            assert stored.settings["durability"] == "fsync"
-
-    asyncio.run(run())
-
-
-def test_a_consumer_that_is_kicked_out_loses_what_it_holds_and_may_begin_anew() -> None:
-    async def run() -> None:
-        async with connect("memory:") as mq:
-            await mq.send_many("orders", [b"x"] * 10)
-            async with mq.consumer("orders", "billing", name="c1") as first:
-                held = await first.pull(max_messages=10, wait=60)
-                with pytest.raises(towline.NotFound, match="has no consumer 'c2'"):
-                    await mq.kick("orders", "billing", "c2")
-                await mq.kick("orders", "billing", "c1")
-                async with mq.consumer("orders", "billing", name="c2") as second:
-                    batch = await second.pull(max_messages=10, wait=60)
-                    assert [message.attempt for message in batch] == [1] * 10, "it was no fault of theirs"
-                    await batch.ack()
-                with pytest.raises(towline.LeaseLost):
-                    await held.ack()
-            assert (await mq.group("orders", "billing")).lag == 0
-
-    asyncio.run(run())
+            with pytest.raises(towline.LeaseLost):
+                await held.ack()
+        assert (await mq.group("orders", "billing")).lag == 0
 
 
 def test_business_lines_are_shown_in_the_order_that_was_set(tmp_path: Path) -> None:

@@ -11,13 +11,10 @@ import pytest
 
 from tests.broker.conftest import DEAD, Bench, World
 from tests.eventually import eventually_done
+from tests.inside.broker import LAG_S, STALL_S, LoopLag, Realms, exposition
+from tests.inside.cli import _look_at_lag
+from tests.inside.ground import BrokerSettings, TimeSlice
 from tests.store.sql.server import new_database
-from towline.broker.cluster.realms import Realms
-from towline.broker.loop_lag import LAG_S, STALL_S, LoopLag
-from towline.broker.monitor.prometheus import exposition
-from towline.cli.check import _look_at_lag
-from towline.clock import TimeSlice
-from towline.settings import BrokerSettings
 
 
 def burn(seconds: float) -> None:
@@ -125,59 +122,55 @@ def test_what_timers_and_tasks_do_is_timed_under_names_for_people(disk: World) -
     disk.run(scenario, reconnect_grace_s=0.01)
 
 
-def test_realms_of_one_broker_have_one_watch_and_it_knows_the_work_of_all(caplog: pytest.LogCaptureFixture) -> None:
+async def test_realms_of_one_broker_have_one_watch_and_it_knows_the_work_of_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def greedy() -> None:
         burn(2 * LAG_S)
 
-    async def main() -> None:
-        realms = await Realms.open(BrokerSettings(store=new_database(), realms=2, maintenance_s=0.1))
-        front = realms.front
-        try:
-            realms.start("127.0.0.1:1")
-            await eventually_done(lambda: len(realms.owned) == 2)
-            await eventually_done(lambda: "maintenance" in front.lag.longest())
-            assert [one.get_name() for one in asyncio.all_tasks()].count("the watch over the event loop") == 1
-            one = next(iter(realms.owned.values()))
+    realms = await Realms.open(BrokerSettings(store=new_database(), realms=2, maintenance_s=0.1))
+    front = realms.front
+    try:
+        realms.start("127.0.0.1:1")
+        await eventually_done(lambda: len(realms.owned) == 2)
+        await eventually_done(lambda: "maintenance" in front.lag.longest())
+        assert [one.get_name() for one in asyncio.all_tasks()].count("the watch over the event loop") == 1
+        one = next(iter(realms.owned.values()))
 
-            async def is_blamed() -> bool:
-                """Once at least: a busy machine may stand still for longer."""
-                front.lag._lag = front.lag._lag_before = (0.0, "")
-                one._start(greedy(), "counting stars")
-                ticks = front.lag.lags.count
-                await eventually_done(lambda: front.lag.lags.count >= ticks + 2)
-                return bool(front.figures()["loop_lag_by"] == "counting stars")
+        async def is_blamed() -> bool:
+            """Once at least: a busy machine may stand still for longer."""
+            front.lag._lag = front.lag._lag_before = (0.0, "")
+            one._start(greedy(), "counting stars")
+            ticks = front.lag.lags.count
+            await eventually_done(lambda: front.lag.lags.count >= ticks + 2)
+            return bool(front.figures()["loop_lag_by"] == "counting stars")
 
-            with caplog.at_level(logging.WARNING):
-                await eventually_done(is_blamed)
-            assert "by requests of clients" not in caplog.text
-            assert front.figures()["loop_stalls"] >= 1
-            (finding,) = _look_at_lag(await front.stat() | {"loop_lag_s": 1.2})
-            assert finding.text.endswith("because of counting stars")
-            shown = (await exposition(front)).decode()
-            assert 'towline_background_step_seconds{work="counting stars"} ' in shown
-            assert 'towline_background_step_seconds{work="maintenance"} ' in shown
-        finally:
-            await front.close()
-
-    asyncio.run(main())
+        with caplog.at_level(logging.WARNING):
+            await eventually_done(is_blamed)
+        assert "by requests of clients" not in caplog.text
+        assert front.figures()["loop_stalls"] >= 1
+        (finding,) = _look_at_lag(await front.stat() | {"loop_lag_s": 1.2})
+        assert finding.text.endswith("because of counting stars")
+        shown = (await exposition(front)).decode()
+        assert 'towline_background_step_seconds{work="counting stars"} ' in shown
+        assert 'towline_background_step_seconds{work="maintenance"} ' in shown
+    finally:
+        await front.close()
 
 
-def test_work_that_takes_long_gives_others_their_turn() -> None:
-    async def main() -> None:
-        turns = 0
+async def test_work_that_takes_long_gives_others_their_turn() -> None:
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        task = asyncio.create_task(others())
-        part = TimeSlice()
-        end_s = time.monotonic() + 0.2
-        while time.monotonic() < end_s:
-            await part.rest()
-        task.cancel()
-        assert turns > 3
-
-    asyncio.run(main())
+    task = asyncio.create_task(others())
+    part = TimeSlice()
+    end_s = time.monotonic() + 0.2
+    while time.monotonic() < end_s:
+        await part.rest()
+    task.cancel()
+    assert turns > 3

@@ -22,9 +22,9 @@ from tests.broker.access.secured import secured
 from tests.broker.process import BrokerProcess, failing_start
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
+from tests.inside.broker import FRESH_S
+from tests.inside.client import Client
 from tests.ports import free_port
-from towline.broker.server.metrics_http import FRESH_S
-from towline.client._sync.client import Client
 from towline.model import GroupConfig, RetryPolicy
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
-from towline.broker.monitor.prometheus import exposition
-from towline.broker.server.listener import Server
-from towline.cli.check import CRITICAL, WARNING, _look
-from towline.delivery.group import retry
-from towline.protocol.access import GroupFigures, Measure
+from tests.inside.broker import Server, exposition
+from tests.inside.cli import CRITICAL, WARNING, _look
+from tests.inside.delivery import retry
+from tests.inside.protocol import GroupFigures, Measure
 
 MOST = 10
 
@@ -37,6 +36,7 @@ async def _group_info(bench: Bench) -> str:
     return "".join(line[2] for line in lines if line[:2] == ["retry", "queue"])
 
 
+@pytest.mark.service
 def test_a_retry_queue_that_is_nearly_full_is_said_in_log_group_check_and_metrics(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

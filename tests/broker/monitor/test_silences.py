@@ -14,8 +14,8 @@ import towline
 from tests.broker.monitor.conftest import PATIENCE_S, Mailbox
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from towline.alarms.rule import AlarmRule
-from towline.load.broker import BrokerProcess
+from tests.inside.alarms import AlarmRule
+from tests.inside.load import BrokerProcess
 
 DAY_S = 86400.0
 Hook = tuple[str, "queue.Queue[dict[str, Any]]"]

@@ -16,15 +16,13 @@ import pytest
 
 import towline
 from tests.eventually import eventually_done
-from towline.alarms.rule import AlarmRule
-from towline.broker.broker import Broker
-from towline.broker.monitor import stats
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import Broker, stats
+from tests.inside.frame import encode
+from tests.inside.ground import BrokerSettings
+from tests.inside.protocol import Attach, Pull
+from tests.inside.store import DiskIo, LogSettings, LogStore
 from towline.errors import BadRequest, StoreFailed
-from towline.frame import encode
-from towline.protocol.messages import Attach, Pull
-from towline.settings import BrokerSettings
-from towline.store.log import LogSettings, LogStore
-from towline.store.log.write.disk import DiskIo
 
 LONG = Pull(0, 10, 1 << 20, wait_ms=600_000)
 

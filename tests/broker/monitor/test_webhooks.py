@@ -19,12 +19,10 @@ from tests.broker.access.secured import PASSWORD, secured
 from tests.broker.conftest import World
 from tests.broker.process import BrokerProcess, failing_start
 from tests.broker.raw_client import RawClient
-from towline.alarms.rule import AlarmRule
-from towline.broker.monitor import webhooks
-from towline.broker.monitor.webhooks import Webhooks, masked
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import Webhooks, masked, webhooks
+from tests.inside.protocol import Failed, Pulse, TestAlarm
 from towline.errors import BadRequest, Unavailable
-from towline.protocol.messages import Failed
-from towline.protocol.monitor import Pulse, TestAlarm
 
 Hook = tuple[str, "queue.Queue[dict[str, Any]]"]
 
@@ -196,22 +194,19 @@ def deaf() -> Iterator[tuple[str, socket.socket]]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/x", server
 
 
-def test_one_receiver_that_does_not_answer_keeps_nobody_else_waiting(
+async def test_one_receiver_that_does_not_answer_keeps_nobody_else_waiting(
     hook: Hook, deaf: tuple[str, socket.socket], tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with World("log", tmp_path).open(alarm_wait_s=0, webhook_allow="127.0.0.1") as bench:
-            alarms = bench.broker.outlook.alarms
-            for url in (deaf[0], hook[0] + "/x"):
-                await alarms.put(AlarmRule("deaf" if url == deaf[0] else "hearing", "disk", 100, webhooks=(url,)))
-                await bench.broker.outlook.surveyor.pulse(Pulse(), bench.broker.stat)
-                if url == deaf[0]:
-                    taken, _ = await asyncio.to_thread(deaf[1].accept)
-            told = await asyncio.to_thread(hook[1].get, timeout=60)
-            assert [one["rule"] for one in told["alarms"]] == ["hearing"]
-            taken.close()
-
-    asyncio.run(main())
+    async with World("log", tmp_path).open(alarm_wait_s=0, webhook_allow="127.0.0.1") as bench:
+        alarms = bench.broker.outlook.alarms
+        for url in (deaf[0], hook[0] + "/x"):
+            await alarms.put(AlarmRule("deaf" if url == deaf[0] else "hearing", "disk", 100, webhooks=(url,)))
+            await bench.broker.outlook.surveyor.pulse(Pulse(), bench.broker.stat)
+            if url == deaf[0]:
+                taken, _ = await asyncio.to_thread(deaf[1].accept)
+        told = await asyncio.to_thread(hook[1].get, timeout=60)
+        assert [one["rule"] for one in told["alarms"]] == ["hearing"]
+        taken.close()
 
 
 def test_rules_are_tested_one_at_a_time_and_passwords_do_not_wait_for_it(

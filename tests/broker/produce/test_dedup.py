@@ -12,15 +12,14 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import DEADLINE_S, eventually_done
-from towline.broker.broker import Broker
-from towline.clock import ManualClock
-from towline.delivery.dedup import DEDUP_ID_MAX
+from tests.inside.broker import Broker
+from tests.inside.delivery import DEDUP_ID_MAX
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Sent
+from tests.inside.store import DiskIo, MemoryStore
 from towline.errors import BadRequest, StoreFailed, TooLarge
-from towline.frame import encode
 from towline.model import Durability
-from towline.protocol.messages import Sent
-from towline.store.log import DiskIo
-from towline.store.memory import MemoryStore
 
 
 async def everything(bench: Bench, topic: str = "orders") -> list[bytes]:
@@ -106,55 +105,49 @@ def test_a_unit_sent_again_gets_the_same_answer_though_a_whole_frame_of_it_was_k
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_ids_and_answers_outlive_a_crash(disk: World, tmp_path: Path, snapshot: bool) -> None:
+async def test_ids_and_answers_outlive_a_crash(disk: World, tmp_path: Path, snapshot: bool) -> None:
     unit = [
         ("orders", 1, encode([b"a"], dedup_ids=["a"], producer_id=7, producer_seq=1)),
         ("orders", 0, encode([b"b", b"a", b"c"], dedup_ids=["b", "a", None], producer_id=7, producer_seq=2)),
         ("orders", 2, encode([b"d"], producer_id=7, producer_seq=3)),
     ]
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a", dedup_ids=["a"])
-            first = await bench.broker.send(unit)
-            if snapshot:
-                await bench.broker.maintain()
-            await bench.send("orders", b"e", dedup_ids=["e"])
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            again = await bench.broker.send(unit)
-            assert (again.repeats, again.duplicate) == (first.repeats, True)
-            assert again.firsts[1:] == first.firsts[1:]
-            for known, place in (("a", (1, 0)), ("b", (0, 0)), ("e", (1, 1))):
-                assert places(await bench.send("orders", b"?", dedup_ids=[known])) == [(0, 0, *place)]
-            assert sorted(await everything(bench)) == [b"a", b"b", b"c", b"d", b"e"]
-
-    asyncio.run(main())
+    async with disk.open() as bench:
+        await bench.send("orders", b"a", dedup_ids=["a"])
+        first = await bench.broker.send(unit)
+        if snapshot:
+            await bench.broker.maintain()
+        await bench.send("orders", b"e", dedup_ids=["e"])
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        again = await bench.broker.send(unit)
+        assert (again.repeats, again.duplicate) == (first.repeats, True)
+        assert again.firsts[1:] == first.firsts[1:]
+        for known, place in (("a", (1, 0)), ("b", (0, 0)), ("e", (1, 1))):
+            assert places(await bench.send("orders", b"?", dedup_ids=[known])) == [(0, 0, *place)]
+        assert sorted(await everything(bench)) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_an_id_is_forgotten_when_its_window_has_passed_or_too_many_came() -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        settings = World("memory", Path()).settings(dedup_window_s=600.0, dedup_max_ids=3)
-        broker = await Broker.open(MemoryStore(clock=clock), settings, clock=clock)
+async def test_an_id_is_forgotten_when_its_window_has_passed_or_too_many_came() -> None:
+    clock = ManualClock()
+    settings = World("memory", Path()).settings(dedup_window_s=600.0, dedup_max_ids=3)
+    broker = await Broker.open(MemoryStore(clock=clock), settings, clock=clock)
 
-        async def stored(name: str) -> bool:
-            return not (await broker.send([("orders", 1, encode([b"x"], dedup_ids=[name]))])).repeats
+    async def stored(name: str) -> bool:
+        return not (await broker.send([("orders", 1, encode([b"x"], dedup_ids=[name]))])).repeats
 
-        assert await stored("a")
-        clock.advance(599)
-        assert not await stored("a")
-        clock.advance(2)
-        assert await stored("a"), "its window has passed"
-        assert not await stored("a"), "and begins anew"
-        for name in ("b", "c", "d"):
-            assert await stored(name)
-        assert not await stored("d")
-        assert await stored("a"), "three others came since"
-        assert broker.figures()["dedup_ids"] == 3
-        await broker.close()
-
-    asyncio.run(main())
+    assert await stored("a")
+    clock.advance(599)
+    assert not await stored("a")
+    clock.advance(2)
+    assert await stored("a"), "its window has passed"
+    assert not await stored("a"), "and begins anew"
+    for name in ("b", "c", "d"):
+        assert await stored(name)
+    assert not await stored("d")
+    assert await stored("a"), "three others came since"
+    assert broker.figures()["dedup_ids"] == 3
+    await broker.close()
 
 
 def test_two_at_the_same_time_are_one_and_both_wait_until_it_is_durable(disk: World) -> None:

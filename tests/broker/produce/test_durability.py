@@ -10,10 +10,10 @@ import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, Got, World
 from tests.eventually import eventually_done
-from towline.broker.consume.member import Member
+from tests.inside.broker import Member
+from tests.inside.protocol import Act
+from tests.inside.store import Appended
 from towline.model import Durability
-from towline.protocol.messages import Act
-from towline.store import Appended
 
 
 class Gate:

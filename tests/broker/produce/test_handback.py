@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from tests.broker.conftest import Bench, World
+from tests.inside.frame import encode
+from tests.inside.protocol import HandBack
+from tests.inside.store import Append, Appended
 from towline.errors import DiskFull
-from towline.frame import encode
 from towline.model import Durability
-from towline.protocol.cluster import HandBack
-from towline.store import Append, Appended
 
 HANDED = HandBack("orders", "billing", None, 1, 1, "it failed", 0.0)
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.eventually import eventually_done
+from tests.inside.frame import encode
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
-from towline.frame import encode
 from towline.model import Durability, TopicConfig
 
 SHARDS = 4

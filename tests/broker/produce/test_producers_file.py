@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from tests.broker.conftest import Bench, World
 from tests.broker.produce.test_dedup import everything, places
 from tests.broker.test_recovery import crash
-from towline.broker.produce import producers as producers_module
-from towline.broker.produce.producers import SILENT_US
-from towline.broker.produce.producers_file import PRODUCERS
-from towline.broker.table_snapshot import PartName, TableSnapshot
-from towline.cli.check import _look_at_dedup
-from towline.clock import ManualClock
-from towline.frame import encode
-from towline.protocol.topics import Purge
-from towline.store import Store
+from tests.inside.broker import PRODUCERS, SILENT_US, PartName, TableSnapshot
+from tests.inside.broker import producers as producers_module
+from tests.inside.cli import _look_at_dedup
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Purge
+from tests.inside.store import Store
 
 AT_ONCE = 1_000
 
@@ -67,6 +65,7 @@ def config(world: World, name: str) -> Path:
 # What it costs
 
 
+@pytest.mark.slow
 def test_one_message_writes_a_few_kilobytes_though_100_000_ids_and_frames_are_remembered(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await send_ids(bench, 0, 100_000 if world.kind != "sql" else 20_000)
@@ -134,56 +133,50 @@ def test_what_was_not_written_is_planned_again() -> None:
 # Coming back
 
 
-def test_at_every_moment_of_a_save_a_killed_broker_comes_back_with_all_of_it(disk: World, tmp_path: Path) -> None:
+async def test_at_every_moment_of_a_save_a_killed_broker_comes_back_with_all_of_it(disk: World, tmp_path: Path) -> None:
     copies: list[World] = []
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await send_ids(bench, 0, 5_000, producer_id=9)
-            await bench.broker.maintain()
-            await send_ids(bench, 5_000, 20_000, producer_id=9)
-            unit = [("orders", 0, encode([b"y"], producer_id=one, producer_seq=1)) for one in range(1, 50)]
-            await bench.broker.send(unit)
-            save = bench.store.save
+    async with disk.open() as bench:
+        await send_ids(bench, 0, 5_000, producer_id=9)
+        await bench.broker.maintain()
+        await send_ids(bench, 5_000, 20_000, producer_id=9)
+        unit = [("orders", 0, encode([b"y"], producer_id=one, producer_seq=1)) for one in range(1, 50)]
+        await bench.broker.send(unit)
+        save = bench.store.save
 
-            async def and_crash(name: str, document: bytes) -> None:
-                await save(name, document)
-                if name.startswith("producers"):
-                    copies.append(crash(disk, tmp_path / f"crashed-{len(copies)}"))
+        async def and_crash(name: str, document: bytes) -> None:
+            await save(name, document)
+            if name.startswith("producers"):
+                copies.append(crash(disk, tmp_path / f"crashed-{len(copies)}"))
 
-            bench.store.save = and_crash  # type: ignore[method-assign]
-            await bench.broker.maintain()
-            await send_ids(bench, 25_000, 1_000, producer_id=9)
-            await bench.broker.maintain()
-        assert len(copies) >= 4
-        for after in copies:
-            async with after.open() as bench:
-                assert await knows(bench, 0, 4_999, 5_000, 17_777, 24_999)
-                for one in (1, 49):
-                    frame = encode([b"y"], producer_id=one, producer_seq=1)
-                    assert (await bench.broker.send([("orders", 0, frame)])).duplicate
-                assert not places(await bench.send("orders", b"?", dedup_ids=["new"]))
-
-    asyncio.run(main())
+        bench.store.save = and_crash  # type: ignore[method-assign]
+        await bench.broker.maintain()
+        await send_ids(bench, 25_000, 1_000, producer_id=9)
+        await bench.broker.maintain()
+    assert len(copies) >= 4
+    for after in copies:
+        async with after.open() as bench:
+            assert await knows(bench, 0, 4_999, 5_000, 17_777, 24_999)
+            for one in (1, 49):
+                frame = encode([b"y"], producer_id=one, producer_seq=1)
+                assert (await bench.broker.send([("orders", 0, frame)])).duplicate
+            assert not places(await bench.send("orders", b"?", dedup_ids=["new"]))
 
 
-def test_a_document_of_an_earlier_version_which_has_all_in_it_is_read(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open(retention_s=0.0) as bench:
-            await send_ids(bench, 0, 3_000, producer_id=9)
-            broker = bench.broker
-            ends = {lane.stream: lane.end for lane in broker.topics["orders"].lanes if lane.end}
-            seen = broker._dedup.entries(list(broker._dedup._keys), 1 << 62)
-            whole = msgspec.msgpack.encode([ends, broker._producers.snapshot(), seen])
-        for path in config(disk, "").glob("producers*"):
-            path.unlink()
-        config(disk, PRODUCERS).write_bytes(whole)
-        async with disk.open() as bench:
-            figures = bench.broker.figures()
-            assert (figures["dedup_ids"], figures["remembered_frames"]) == (3_000, 3)
-            assert await knows(bench, 0, 1_500, 2_999)
-
-    asyncio.run(main())
+async def test_a_document_of_an_earlier_version_which_has_all_in_it_is_read(disk: World) -> None:
+    async with disk.open(retention_s=0.0) as bench:
+        await send_ids(bench, 0, 3_000, producer_id=9)
+        broker = bench.broker
+        ends = {lane.stream: lane.end for lane in broker.topics["orders"].lanes if lane.end}
+        seen = broker._dedup.entries(list(broker._dedup._keys), 1 << 62)
+        whole = msgspec.msgpack.encode([ends, broker._producers.snapshot(), seen])
+    for path in config(disk, "").glob("producers*"):
+        path.unlink()
+    config(disk, PRODUCERS).write_bytes(whole)
+    async with disk.open() as bench:
+        figures = bench.broker.figures()
+        assert (figures["dedup_ids"], figures["remembered_frames"]) == (3_000, 3)
+        assert await knows(bench, 0, 1_500, 2_999)
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged", "of another time", "the file that names them"])
@@ -217,28 +210,25 @@ def test_a_part_that_is_lost_is_said_and_what_came_of_late_is_read_from_the_log(
     assert "is read from the log again" in said
 
 
-def test_ids_of_a_topic_that_was_purged_or_deleted_do_not_come_back(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await send_ids(bench, 0, 3_000)
-            await send_ids(bench, 0, 3_000, "stock")
-            delayed = encode([b"later"], dedup_ids=["later"], deliver_at_us=[-3600_000_000])
-            await bench.broker.send([("orders", 1, delayed)])
-            await bench.broker.maintain()
-            await bench.broker.purge(Purge("orders"))
-            await bench.broker.delete_topic("stock")
-            assert not places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
-            assert places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
-            await bench.broker.maintain()
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            assert places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
-            assert places(await bench.send("orders", b"later", dedup_ids=["later"]))
-            assert not places(await bench.send("orders", b"again", dedup_ids=["id-8"]))
-            assert not places(await bench.send("stock", b"again", dedup_ids=["id-7"]))
-            assert await everything(bench) == [b"again", b"again"]
-
-    asyncio.run(main())
+async def test_ids_of_a_topic_that_was_purged_or_deleted_do_not_come_back(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await send_ids(bench, 0, 3_000)
+        await send_ids(bench, 0, 3_000, "stock")
+        delayed = encode([b"later"], dedup_ids=["later"], deliver_at_us=[-3600_000_000])
+        await bench.broker.send([("orders", 1, delayed)])
+        await bench.broker.maintain()
+        await bench.broker.purge(Purge("orders"))
+        await bench.broker.delete_topic("stock")
+        assert not places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
+        assert places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
+        await bench.broker.maintain()
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        assert places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
+        assert places(await bench.send("orders", b"later", dedup_ids=["later"]))
+        assert not places(await bench.send("orders", b"again", dedup_ids=["id-8"]))
+        assert not places(await bench.send("stock", b"again", dedup_ids=["id-7"]))
+        assert await everything(bench) == [b"again", b"again"]
 
 
 def test_what_is_refused_while_a_save_waits_is_not_written(disk: World) -> None:
@@ -272,35 +262,32 @@ def test_what_is_refused_while_a_save_waits_is_not_written(disk: World) -> None:
 # Forgetting
 
 
-def test_forgetting_early_is_counted_said_once_and_shown(disk: World, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock, dedup_max_ids=2_000, dedup_window_s=600.0) as bench:
-            await send_ids(bench, 0, 2_000)
-            await bench.broker.maintain()
-            assert bench.broker.figures()["dedup_forgotten_early"] == 0
-            assert not _look_at_dedup(bench.broker.figures())
-            with caplog.at_level(logging.WARNING):
-                for at in (2_000, 3_000, 4_000):
-                    clock.advance(10)
-                    await send_ids(bench, at, 1_000)
-                    await bench.broker.maintain()
-            figures = bench.broker.figures()
-            assert (figures["dedup_ids"], figures["dedup_forgotten_early"], figures["dedup_kept_s"]) == (
-                2_000,
-                3_000,
-                10,
-            )
-            (finding,) = _look_at_dedup(figures)
-            assert "forgotten after 10 s instead of 600" in finding.text
-            said = [one.getMessage() for one in caplog.records if "dedup ids are forgotten after" in one.getMessage()]
-            assert len(said) == 1
-            assert "on topic orders" in said[0]
-            clock.advance(10)
-            await bench.broker.maintain()
-            assert not _look_at_dedup(bench.broker.figures())
-
-    asyncio.run(main())
+async def test_forgetting_early_is_counted_said_once_and_shown(disk: World, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    async with disk.open(clock, dedup_max_ids=2_000, dedup_window_s=600.0) as bench:
+        await send_ids(bench, 0, 2_000)
+        await bench.broker.maintain()
+        assert bench.broker.figures()["dedup_forgotten_early"] == 0
+        assert not _look_at_dedup(bench.broker.figures())
+        with caplog.at_level(logging.WARNING):
+            for at in (2_000, 3_000, 4_000):
+                clock.advance(10)
+                await send_ids(bench, at, 1_000)
+                await bench.broker.maintain()
+        figures = bench.broker.figures()
+        assert (figures["dedup_ids"], figures["dedup_forgotten_early"], figures["dedup_kept_s"]) == (
+            2_000,
+            3_000,
+            10,
+        )
+        (finding,) = _look_at_dedup(figures)
+        assert "forgotten after 10 s instead of 600" in finding.text
+        said = [one.getMessage() for one in caplog.records if "dedup ids are forgotten after" in one.getMessage()]
+        assert len(said) == 1
+        assert "on topic orders" in said[0]
+        clock.advance(10)
+        await bench.broker.maintain()
+        assert not _look_at_dedup(bench.broker.figures())
 
 
 def test_several_thousand_ids_a_second_are_remembered_by_default() -> None:
@@ -308,38 +295,32 @@ def test_several_thousand_ids_a_second_are_remembered_by_default() -> None:
     assert settings.dedup_max_ids / settings.dedup_window_s > 3_000
 
 
-def test_producers_that_were_silent_for_long_are_forgotten(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producers_that_were_silent_for_long_are_forgotten(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers_module, "TIDY_AT_ONCE", 3)
 
-    async def main() -> None:
-        clock = ManualClock()
-        disk.store_clock = clock
-        async with disk.open(clock, retention_s=0.0) as bench:
-            for one in range(1, 20):
-                await bench.send("orders", b"x", producer_id=one, producer_seq=1)
-            clock.advance(SILENT_US / 1e6 - 10)
-            await bench.send("orders", b"x", producer_id=5, producer_seq=2)
-            await bench.broker.maintain()
-            assert bench.broker.figures()["remembered_producers"] == 19
-            clock.advance(20)
-            await bench.broker.maintain()
-            assert bench.broker.figures()["remembered_producers"] == 1
-            assert bench.broker.figures()["remembered_frames"] == 2
-        async with disk.open(clock, retention_s=0.0) as bench:
-            assert (await bench.send("orders", b"x", producer_id=5, producer_seq=1)).duplicate
-
-    asyncio.run(main())
+    clock = ManualClock()
+    disk.store_clock = clock
+    async with disk.open(clock, retention_s=0.0) as bench:
+        for one in range(1, 20):
+            await bench.send("orders", b"x", producer_id=one, producer_seq=1)
+        clock.advance(SILENT_US / 1e6 - 10)
+        await bench.send("orders", b"x", producer_id=5, producer_seq=2)
+        await bench.broker.maintain()
+        assert bench.broker.figures()["remembered_producers"] == 19
+        clock.advance(20)
+        await bench.broker.maintain()
+        assert bench.broker.figures()["remembered_producers"] == 1
+        assert bench.broker.figures()["remembered_frames"] == 2
+    async with disk.open(clock, retention_s=0.0) as bench:
+        assert (await bench.send("orders", b"x", producer_id=5, producer_seq=1)).duplicate
 
 
-def test_a_crash_does_not_bring_back_ids_of_a_topic_that_was_deleted(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await send_ids(bench, 0, 10)
-            await bench.broker.maintain()
-            await bench.broker.delete_topic("orders")
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            assert not places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
-            assert await everything(bench) == [b"again"]
-
-    asyncio.run(main())
+async def test_a_crash_does_not_bring_back_ids_of_a_topic_that_was_deleted(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await send_ids(bench, 0, 10)
+        await bench.broker.maintain()
+        await bench.broker.delete_topic("orders")
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        assert not places(await bench.send("orders", b"again", dedup_ids=["id-7"]))
+        assert await everything(bench) == [b"again"]

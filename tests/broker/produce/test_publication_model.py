@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.eventually import eventually_done
-from towline.broker.broker import Broker
-from towline.broker.open_store import open_store
-from towline.broker.produce.staging import STAGED, Staging
+from tests.inside.broker import STAGED, Broker, Staging, open_store
+from tests.inside.frame import encode
+from tests.inside.ground import BrokerSettings
+from tests.inside.protocol import AskSink, Browse, FrameHead, Publish, Stage
+from tests.inside.store import Appended
 from towline.errors import TooLarge, Unavailable
-from towline.frame import encode
-from towline.protocol.messages import Browse, FrameHead
-from towline.protocol.publications import AskSink, Publish, Stage
-from towline.settings import BrokerSettings
-from towline.store import Appended
 
 RECORDS = 6
 

@@ -14,25 +14,14 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.produce.test_producers_file import counted
 from tests.broker.test_recovery import crash
-from towline.broker.broker import Broker
-from towline.broker.consume.snapshots import LARGE_BYTES
-from towline.broker.produce.transactions import CARRY_AFTER_US, MARKS, PREPARED
-from towline.clock import ManualClock
-from towline.delivery import transactions as rules
+from tests.inside.broker import CARRY_AFTER_US, LARGE_BYTES, MARKS, PREPARED, Broker
+from tests.inside.delivery import transactions as rules
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import AwaitChecks, Check, Decide, Decided, FrameHead, ListTransactions, Prepare, Prepared
+from tests.inside.store import LogSettings, LogStore
 from towline.errors import BadName, Conflict, NotFound, QueueFull, Refused, StoreDamaged
-from towline.frame import encode
 from towline.model import Durability
-from towline.protocol.messages import FrameHead
-from towline.protocol.transactions import (
-    AwaitChecks,
-    Check,
-    Decide,
-    Decided,
-    ListTransactions,
-    Prepare,
-    Prepared,
-)
-from towline.store.log import LogSettings, LogStore
 
 Unit = list[tuple[str, int, list[bytes]]]
 """Topic, lane and bodies of each frame."""
@@ -304,23 +293,20 @@ async def go_on_once_more(world: World, commit: bool) -> None:
         assert await stored(bench) == ABSENT
 
 
-def test_answers_are_the_same_after_a_crash(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"x", b"y", dedup_ids=["x", "y"])
-            unit: Unit = [("orders", 1, [b"x", b"z"]), ("stock", 1, [b"x", b"z"])]
-            await prepare(bench.broker, "t1", unit, dedup_ids=["x", "z"])
-            first = await decide(bench.broker, True)
-            worlds = [crash(disk, tmp_path / "plain")]
-            await bench.broker.maintain()
-            worlds.append(crash(disk, tmp_path / "snapshot"))
-        for world in worlds:
-            async with world.open() as bench:
-                again = await decide(bench.broker, True)
-                assert (again.firsts, again.repeats, again.duplicate) == (first.firsts, first.repeats, True)
-                assert again.decided_at_us == first.decided_at_us
-
-    asyncio.run(main())
+async def test_answers_are_the_same_after_a_crash(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"x", b"y", dedup_ids=["x", "y"])
+        unit: Unit = [("orders", 1, [b"x", b"z"]), ("stock", 1, [b"x", b"z"])]
+        await prepare(bench.broker, "t1", unit, dedup_ids=["x", "z"])
+        first = await decide(bench.broker, True)
+        worlds = [crash(disk, tmp_path / "plain")]
+        await bench.broker.maintain()
+        worlds.append(crash(disk, tmp_path / "snapshot"))
+    for world in worlds:
+        async with world.open() as bench:
+            again = await decide(bench.broker, True)
+            assert (again.firsts, again.repeats, again.duplicate) == (first.firsts, first.repeats, True)
+            assert again.decided_at_us == first.decided_at_us
 
 
 # Looking after itself
@@ -367,75 +353,66 @@ def test_a_full_memory_store_makes_room_and_refuses_when_there_is_none(tmp_path:
     World("memory", tmp_path).run(scenario, capacity_messages=10)
 
 
-def test_an_old_transaction_does_not_hold_the_whole_store_back(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        folder = Path(disk.store_url.removeprefix("file:"))
-        settings = disk.settings(retention_s=3600.0 * 24, segment_bytes=1 << 16)
-        store = await LogStore.open(folder, LogSettings(segment_bytes=1 << 16, min_free_bytes=0), clock=clock)
-        broker = await Broker.open(store, settings, clock=clock)
-        await prepare(broker)
-        for _ in range(10):
-            await broker.send([("logs", 1, encode([bytes(30_000)]))])
-        clock.advance(CARRY_AFTER_US / 1_000_000 + 1)
+async def test_an_old_transaction_does_not_hold_the_whole_store_back(disk: World, tmp_path: Path) -> None:
+    clock = ManualClock()
+    folder = Path(disk.store_url.removeprefix("file:"))
+    settings = disk.settings(retention_s=3600.0 * 24, segment_bytes=1 << 16)
+    store = await LogStore.open(folder, LogSettings(segment_bytes=1 << 16, min_free_bytes=0), clock=clock)
+    broker = await Broker.open(store, settings, clock=clock)
+    await prepare(broker)
+    for _ in range(10):
+        await broker.send([("logs", 1, encode([bytes(30_000)]))])
+    clock.advance(CARRY_AFTER_US / 1_000_000 + 1)
+    await broker.maintain()
+    assert store.bounds(PREPARED)[:2] == (4, 8), "it was carried forward"
+    for _ in range(4):
+        clock.advance(3600.0 * 12)
+        await broker.send([("logs", 1, encode([bytes(30_000)]))])
         await broker.maintain()
-        assert store.bounds(PREPARED)[:2] == (4, 8), "it was carried forward"
-        for _ in range(4):
-            clock.advance(3600.0 * 12)
-            await broker.send([("logs", 1, encode([bytes(30_000)]))])
-            await broker.maintain()
-        assert store.bounds("lane/logs/middle").first >= 10
-        await broker.close()
-        store = await LogStore.open(folder, LogSettings(segment_bytes=1 << 16, min_free_bytes=0), clock=clock)
-        broker = await Broker.open(store, settings, clock=clock)
-        assert states(broker) == [("t1", "prepared")]
-        assert (await decide(broker, True)).firsts == [0, 0, 0]
-        await broker.close()
-
-    asyncio.run(main())
+    assert store.bounds("lane/logs/middle").first >= 10
+    await broker.close()
+    store = await LogStore.open(folder, LogSettings(segment_bytes=1 << 16, min_free_bytes=0), clock=clock)
+    broker = await Broker.open(store, settings, clock=clock)
+    assert states(broker) == [("t1", "prepared")]
+    assert (await decide(broker, True)).firsts == [0, 0, 0]
+    await broker.close()
 
 
-def test_damage_to_a_prepared_transaction_harms_only_that_one(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await prepare(bench.broker, "t1", [("orders", 1, [b"x" * 1000])])
-            await prepare(bench.broker, "t2", [("orders", 1, [b"y" * 1000])])
-            await bench.broker.maintain()
-            damaged = crash(disk, tmp_path / "damaged")
-        segment = next((tmp_path / "damaged" / "data" / "log").glob("*.log"))
-        content = segment.read_bytes()
-        at = content.index(b"x" * 1000)
-        segment.write_bytes(content[:at] + b"?" + content[at + 1 :])
-        async with damaged.open() as bench:
-            with pytest.raises(StoreDamaged, match="transaction t1 cannot be read"):
-                await decide(bench.broker, True, "t1")
-            await decide(bench.broker, True, "t2")
-            await decide(bench.broker, False, "t1")
-            assert (await stored(bench))["orders"] == [b"y" * 1000]
-
-    asyncio.run(main())
+async def test_damage_to_a_prepared_transaction_harms_only_that_one(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await prepare(bench.broker, "t1", [("orders", 1, [b"x" * 1000])])
+        await prepare(bench.broker, "t2", [("orders", 1, [b"y" * 1000])])
+        await bench.broker.maintain()
+        damaged = crash(disk, tmp_path / "damaged")
+    segment = next((tmp_path / "damaged" / "data" / "log").glob("*.log"))
+    content = segment.read_bytes()
+    at = content.index(b"x" * 1000)
+    segment.write_bytes(content[:at] + b"?" + content[at + 1 :])
+    async with damaged.open() as bench:
+        with pytest.raises(StoreDamaged, match="transaction t1 cannot be read"):
+            await decide(bench.broker, True, "t1")
+        await decide(bench.broker, True, "t2")
+        await decide(bench.broker, False, "t1")
+        assert (await stored(bench))["orders"] == [b"y" * 1000]
 
 
-def test_what_was_decided_since_the_last_snapshot_keeps_its_owner_though_its_record_is_gone(
+async def test_what_was_decided_since_the_last_snapshot_keeps_its_owner_though_its_record_is_gone(
     disk: World, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await prepare(bench.broker, "t0")
-            await bench.broker.maintain()
-            await prepare(bench.broker, "t1")
-            await decide(bench.broker, True, "t0")
-            await decide(bench.broker, True, "t1")
-            await prepare(bench.broker, "t2")
-            before = bench.broker.transactions.pins()
-            assert before == {PREPARED: 4, MARKS: 0}, "records behind the snapshot are needed to replay it"
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            with pytest.raises(Refused):
-                await decide(bench.broker, True, "t1", token=b"thief")
-            assert (await decide(bench.broker, True, "t1")).duplicate
-
-    asyncio.run(main())
+    async with disk.open() as bench:
+        await prepare(bench.broker, "t0")
+        await bench.broker.maintain()
+        await prepare(bench.broker, "t1")
+        await decide(bench.broker, True, "t0")
+        await decide(bench.broker, True, "t1")
+        await prepare(bench.broker, "t2")
+        before = bench.broker.transactions.pins()
+        assert before == {PREPARED: 4, MARKS: 0}, "records behind the snapshot are needed to replay it"
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        with pytest.raises(Refused):
+            await decide(bench.broker, True, "t1", token=b"thief")
+        assert (await decide(bench.broker, True, "t1")).duplicate
 
 
 def test_a_large_snapshot_is_not_written_each_time_something_happens(disk: World) -> None:

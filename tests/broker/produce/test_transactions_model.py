@@ -15,12 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.broker import Broker
-from towline.broker.open_store import open_store
+from tests.inside.broker import Broker, open_store
+from tests.inside.frame import Frame, encode
+from tests.inside.protocol import AwaitChecks, Decide, Decided, FrameHead, ListTransactions, Prepare
 from towline.errors import Conflict
-from towline.frame import Frame, encode
-from towline.protocol.messages import FrameHead
-from towline.protocol.transactions import AwaitChecks, Decide, Decided, ListTransactions, Prepare
 
 T = TypeVar("T")
 

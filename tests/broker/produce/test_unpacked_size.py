@@ -10,15 +10,22 @@ from contextlib import contextmanager
 import pytest
 
 from tests.broker.conftest import Bench, World
-from towline.clock import SECOND_US, ManualClock
-from towline.delivery.schedule.schedule import NEAR_BYTES
+from tests.inside.delivery import NEAR_BYTES
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import (
+    Browse,
+    CancelDelayed,
+    Find,
+    FrameHead,
+    HandBack,
+    ListDelayed,
+    MoveDelayed,
+    Prepare,
+    Scan,
+    Stage,
+)
 from towline.errors import TooLarge
-from towline.frame import Frame, encode
-from towline.protocol.cluster import HandBack
-from towline.protocol.messages import Browse, CancelDelayed, Find, FrameHead, ListDelayed, MoveDelayed
-from towline.protocol.publications import Stage
-from towline.protocol.scan import Scan
-from towline.protocol.transactions import Prepare
 
 MIB = 1 << 20
 MANY = 48
@@ -75,52 +82,43 @@ def test_pulls_pages_searches_and_scans_count_unpacked_bytes(world: World) -> No
     world.run(scenario)
 
 
-def test_delayed_messages_that_come_near_take_no_more_memory_than_the_near_index_has(world: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock) as bench:
-            with at_most(NEAR_BYTES + ROOM):
-                await send_later(bench, 1)
-                clock.advance(2)
-                await bench.broker.scheduler.catch_up()
-            member = await bench.attach()
-            got = [len((await bench.pull(member, 1, max_bytes=EACH * 2)).bodies) for _ in range(MANY)]
-            assert got == [1] * MANY
-
-    asyncio.run(main())
+async def test_delayed_messages_that_come_near_take_no_more_memory_than_the_near_index_has(world: World) -> None:
+    clock = ManualClock()
+    async with world.open(clock) as bench:
+        with at_most(NEAR_BYTES + ROOM):
+            await send_later(bench, 1)
+            clock.advance(2)
+            await bench.broker.scheduler.catch_up()
+        member = await bench.attach()
+        got = [len((await bench.pull(member, 1, max_bytes=EACH * 2)).bodies) for _ in range(MANY)]
+        assert got == [1] * MANY
 
 
-def test_delayed_messages_are_moved_nearer_and_read_again_a_few_at_a_time(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
-            with at_most(ROOM):
-                await send_later(bench, 7200)
-        async with disk.open(clock) as bench:
-            with at_most(NEAR_BYTES + ROOM):
-                clock.advance(7199)
-                await bench.broker.scheduler.catch_up()
-            assert sum(bench.broker.scheduler.schedule.counts.values()) == MANY
-
-    asyncio.run(main())
+async def test_delayed_messages_are_moved_nearer_and_read_again_a_few_at_a_time(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
+        with at_most(ROOM):
+            await send_later(bench, 7200)
+    async with disk.open(clock) as bench:
+        with at_most(NEAR_BYTES + ROOM):
+            clock.advance(7199)
+            await bench.broker.scheduler.catch_up()
+        assert sum(bench.broker.scheduler.schedule.counts.values()) == MANY
 
 
-def test_delayed_messages_are_found_by_key_a_few_at_a_time(world: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with world.open(clock) as bench:
-            await send_later(bench, 3600)
-            with at_most(ROOM):
-                listed = await bench.broker.delayed.list(ListDelayed("orders", max_messages=MANY, key="k"))
-                assert len(listed.messages) == MANY
-                at_us = clock.now_us() + 9000 * SECOND_US
-                moved = await bench.broker.delayed.move(MoveDelayed("orders", [], "k", at_us))
-                assert (moved.count, moved.gone) == (MANY, [])
-                listed = await bench.broker.delayed.list(ListDelayed("orders", max_messages=MANY, key="k"))
-                assert {one.deliver_at_us for one in listed.messages} == {at_us}
-                assert (await bench.broker.delayed.cancel(CancelDelayed("orders", [], "k"))).count == MANY
-
-    asyncio.run(main())
+async def test_delayed_messages_are_found_by_key_a_few_at_a_time(world: World) -> None:
+    clock = ManualClock()
+    async with world.open(clock) as bench:
+        await send_later(bench, 3600)
+        with at_most(ROOM):
+            listed = await bench.broker.delayed.list(ListDelayed("orders", max_messages=MANY, key="k"))
+            assert len(listed.messages) == MANY
+            at_us = clock.now_us() + 9000 * SECOND_US
+            moved = await bench.broker.delayed.move(MoveDelayed("orders", [], "k", at_us))
+            assert (moved.count, moved.gone) == (MANY, [])
+            listed = await bench.broker.delayed.list(ListDelayed("orders", max_messages=MANY, key="k"))
+            assert {one.deliver_at_us for one in listed.messages} == {at_us}
+            assert (await bench.broker.delayed.cancel(CancelDelayed("orders", [], "k"))).count == MANY
 
 
 def test_what_is_kept_out_of_sight_is_not_kept_unpacked(world: World) -> None:

@@ -17,15 +17,12 @@ from tests.broker.produce.test_producers_file import send_ids
 from tests.broker.produce.test_transactions import decide, prepare, states
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker.retention.backup import LEASE_S, Holdings, holdings_of
-from towline.clock import ManualClock
+from tests.inside.broker import LEASE_S, Holdings, holdings_of
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import CancelDelayed, HoldBackup, ListTransactions
+from tests.inside.store import LogStore, backup
 from towline.errors import BadRequest, Conflict, NotFound, StoreDamaged, StoreFailed
-from towline.frame import encode
-from towline.protocol.backup import HoldBackup
-from towline.protocol.messages import CancelDelayed
-from towline.protocol.transactions import ListTransactions
-from towline.store.log import LogStore
-from towline.store.log.offline import backup
 
 SECOND_US = 1_000_000
 
@@ -119,131 +116,120 @@ async def all_messages(bench: Bench) -> list[bytes]:
     return found
 
 
-def test_a_backup_under_load_has_everything_that_was_acknowledged_before_its_end(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open(segment_bytes=64 << 10, maintenance_s=0.02) as bench:
-            load = Load(bench)
-            acked = set[bytes]()
-            kept = set[bytes]()
+async def test_a_backup_under_load_has_everything_that_was_acknowledged_before_its_end(
+    disk: World, tmp_path: Path
+) -> None:
+    async with disk.open(segment_bytes=64 << 10, maintenance_s=0.02) as bench:
+        load = Load(bench)
+        acked = set[bytes]()
+        kept = set[bytes]()
 
-            async def meanwhile() -> None:
-                """Messages come due, transactions are committed, and maintenance has been at work."""
-                delivered, committed = bench.broker.scheduler.delivered, load.committed
-                await eventually_done(
-                    lambda: bench.broker.scheduler.delivered > delivered + 60 and load.committed > committed + 20
-                )
-                for _ in range(3):
-                    await bench.broker.maintain()
-                kept.update(load.kept)
-                acked.update(load.acked)
+        async def meanwhile() -> None:
+            """Messages come due, transactions are committed, and maintenance has been at work."""
+            delivered, committed = bench.broker.scheduler.delivered, load.committed
+            await eventually_done(
+                lambda: bench.broker.scheduler.delivered > delivered + 60 and load.committed > committed + 20
+            )
+            for _ in range(3):
+                await bench.broker.maintain()
+            kept.update(load.kept)
+            acked.update(load.acked)
 
-            try:
-                await eventually_done(lambda: load.committed > 20 and len(load.acked) > 100)
-                await copied(bench, tmp_path / "backup", meanwhile)
-            finally:
-                await load.stop()
-            now_us = bench.broker.clock.now_us()
-        manifest = backup.read_manifest(tmp_path / "backup")
-        assert manifest.linked
-        assert manifest.holdings["problems"] == []
-        after = restored(tmp_path / "backup", tmp_path / "restored")
-        async with after.open(ManualClock(now_us)) as bench:
-            member = await bench.attach(consumer="c2")
-            again = (await bench.pull(member, 100_000, max_bytes=1 << 30)).bodies
-            assert acked.isdisjoint(again)
-            found = await all_messages(bench)
-            assert len(found) == len(set(found))
-            assert kept - set(found) == set()
-
-    asyncio.run(main())
+        try:
+            await eventually_done(lambda: load.committed > 20 and len(load.acked) > 100)
+            await copied(bench, tmp_path / "backup", meanwhile)
+        finally:
+            await load.stop()
+        now_us = bench.broker.clock.now_us()
+    manifest = backup.read_manifest(tmp_path / "backup")
+    assert manifest.linked
+    assert manifest.holdings["problems"] == []
+    after = restored(tmp_path / "backup", tmp_path / "restored")
+    async with after.open(ManualClock(now_us)) as bench:
+        member = await bench.attach(consumer="c2")
+        again = (await bench.pull(member, 100_000, max_bytes=1 << 30)).bodies
+        assert acked.isdisjoint(again)
+        found = await all_messages(bench)
+        assert len(found) == len(set(found))
+        assert kept - set(found) == set()
 
 
 # What the broker promises meanwhile
 
 
-def test_documents_that_are_saved_anew_while_they_are_copied_fit_each_other(
+async def test_documents_that_are_saved_anew_while_they_are_copied_fit_each_other(
     disk: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with disk.open(heartbeat_s=3600.0) as bench:
-            loop, copy = asyncio.get_running_loop(), backup._copy
-            await fragmented(bench)
-            await send_ids(bench, 0, 3_000, "ids")
-            other = await bench.attach(consumer="c2")
-            left = {"consumerOffset", "producers"}
+    async with disk.open(heartbeat_s=3600.0) as bench:
+        loop, copy = asyncio.get_running_loop(), backup._copy
+        await fragmented(bench)
+        await send_ids(bench, 0, 3_000, "ids")
+        other = await bench.attach(consumer="c2")
+        left = {"consumerOffset", "producers"}
 
-            async def go_on() -> None:
-                await bench.act(other, ACK, await bench.pull(other, 1))
-                await send_ids(bench, 3_000 * (2 - len(left)), 3_000, "ids")
-                await bench.broker._save_snapshots(everything=True)
+        async def go_on() -> None:
+            await bench.act(other, ACK, await bench.pull(other, 1))
+            await send_ids(bench, 3_000 * (2 - len(left)), 3_000, "ids")
+            await bench.broker._save_snapshots(everything=True)
 
-            def copying(source: Path, target: Path, **given: object) -> None:
-                copy(source, target, **given)  # type: ignore[arg-type]
-                kind = source.name.partition(".")[0].partition("-")[0]
-                if kind in left:
-                    left.remove(kind)
-                    asyncio.run_coroutine_threadsafe(go_on(), loop).result()
+        def copying(source: Path, target: Path, **given: object) -> None:
+            copy(source, target, **given)  # type: ignore[arg-type]
+            kind = source.name.partition(".")[0].partition("-")[0]
+            if kind in left:
+                left.remove(kind)
+                asyncio.run_coroutine_threadsafe(go_on(), loop).result()
 
-            monkeypatch.setattr(backup, "_copy", copying)
-            await copied(bench, tmp_path / "backup")
-        assert not left
-        assert backup.read_manifest(tmp_path / "backup").holdings["problems"] == []
-
-    asyncio.run(main())
+        monkeypatch.setattr(backup, "_copy", copying)
+        await copied(bench, tmp_path / "backup")
+    assert not left
+    assert backup.read_manifest(tmp_path / "backup").holdings["problems"] == []
 
 
-def test_a_broker_trims_nothing_for_a_backup_until_it_is_done_or_not_heard_of(disk: World) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
+async def test_a_broker_trims_nothing_for_a_backup_until_it_is_done_or_not_heard_of(disk: World) -> None:
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
 
-            async def trimmed() -> bool:
-                """Whether maintenance lets go of the marks of what was delivered since."""
-                before = bench.store.bounds("delay/marks").first
-                for _ in range(4):
-                    await bench.send("orders", b"x", deliver_at_us=[-SECOND_US])
-                    clock.advance(2)
-                    await bench.broker.scheduler.catch_up()
-                    await bench.broker.maintain()
-                return bench.store.bounds("delay/marks").first > before
+        async def trimmed() -> bool:
+            """Whether maintenance lets go of the marks of what was delivered since."""
+            before = bench.store.bounds("delay/marks").first
+            for _ in range(4):
+                await bench.send("orders", b"x", deliver_at_us=[-SECOND_US])
+                clock.advance(2)
+                await bench.broker.scheduler.catch_up()
+                await bench.broker.maintain()
+            return bench.store.bounds("delay/marks").first > before
 
-            assert await trimmed()
-            first, second = await bench.broker.begin_backup(), await bench.broker.begin_backup()
-            assert not await trimmed()
-            await bench.broker.backups.hold(HoldBackup(first.ticket, done=True))
-            clock.advance(LEASE_S - 10)
-            await bench.broker.backups.hold(HoldBackup(second.ticket))
-            clock.advance(LEASE_S - 10)
-            assert not await trimmed()
-            clock.advance(LEASE_S)
-            assert await trimmed()
-            for begun in (first, second):
-                with pytest.raises(Conflict, match="make it anew"):
-                    await bench.broker.backups.hold(HoldBackup(begun.ticket))
-
-    asyncio.run(main())
-
-
-def test_a_disk_that_is_nearly_full_is_not_held_for_a_backup(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            begun = await bench.broker.begin_backup()
-            monkeypatch.setattr(LogStore, "free_bytes", lambda store: 4096)
-            await bench.broker.maintain()
+        assert await trimmed()
+        first, second = await bench.broker.begin_backup(), await bench.broker.begin_backup()
+        assert not await trimmed()
+        await bench.broker.backups.hold(HoldBackup(first.ticket, done=True))
+        clock.advance(LEASE_S - 10)
+        await bench.broker.backups.hold(HoldBackup(second.ticket))
+        clock.advance(LEASE_S - 10)
+        assert not await trimmed()
+        clock.advance(LEASE_S)
+        assert await trimmed()
+        for begun in (first, second):
             with pytest.raises(Conflict, match="make it anew"):
                 await bench.broker.backups.hold(HoldBackup(begun.ticket))
 
-    asyncio.run(main())
+
+async def test_a_disk_that_is_nearly_full_is_not_held_for_a_backup(
+    disk: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with disk.open() as bench:
+        begun = await bench.broker.begin_backup()
+        monkeypatch.setattr(LogStore, "free_bytes", lambda store: 4096)
+        await bench.broker.maintain()
+        with pytest.raises(Conflict, match="make it anew"):
+            await bench.broker.backups.hold(HoldBackup(begun.ticket))
 
 
 @pytest.mark.parametrize(("kind", "says"), [("memory", "nothing to back up"), ("sql", "database: back that up")])
-def test_other_stores_say_what_to_do_instead(tmp_path: Path, kind: str, says: str) -> None:
-    async def main() -> None:
-        async with World(kind, tmp_path).open() as bench:
-            with pytest.raises(BadRequest, match=says):
-                await bench.broker.begin_backup()
-
-    asyncio.run(main())
+async def test_other_stores_say_what_to_do_instead(tmp_path: Path, kind: str, says: str) -> None:
+    async with World(kind, tmp_path).open() as bench:
+        with pytest.raises(BadRequest, match=says):
+            await bench.broker.begin_backup()
 
 
 # What a backup is
@@ -380,42 +366,38 @@ def test_a_group_whose_position_is_ahead_of_the_log_passes_over_no_message(
     assert "group billing of topic orders" in caplog.text
 
 
-def test_a_frame_that_only_a_document_remembers_is_stored_when_it_is_sent_again(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        frame = encode([b"x"], dedup_ids=["id"], producer_id=7, producer_seq=1)
-        async with disk.open() as bench:
-            await bench.send("orders", b"first", producer_id=7, producer_seq=0)
-            after = await mixed(bench, disk, tmp_path / "mixed", lambda: bench.broker.send([("orders", 1, frame)]))
-        async with after.open() as bench:
-            sent = await bench.broker.send([("orders", 1, frame)])
-            assert (sent.firsts, sent.duplicate) == ([1], False)
-            assert (await bench.broker.send([("orders", 1, frame)])).duplicate
-
-    asyncio.run(main())
+async def test_a_frame_that_only_a_document_remembers_is_stored_when_it_is_sent_again(
+    disk: World, tmp_path: Path
+) -> None:
+    frame = encode([b"x"], dedup_ids=["id"], producer_id=7, producer_seq=1)
+    async with disk.open() as bench:
+        await bench.send("orders", b"first", producer_id=7, producer_seq=0)
+        after = await mixed(bench, disk, tmp_path / "mixed", lambda: bench.broker.send([("orders", 1, frame)]))
+    async with after.open() as bench:
+        sent = await bench.broker.send([("orders", 1, frame)])
+        assert (sent.firsts, sent.duplicate) == ([1], False)
+        assert (await bench.broker.send([("orders", 1, frame)])).duplicate
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_transaction_whose_commit_the_log_lost_waits_again_or_the_broker_does_not_start(
+async def test_a_transaction_whose_commit_the_log_lost_waits_again_or_the_broker_does_not_start(
     disk: World, tmp_path: Path, older: bool
 ) -> None:
     """It cannot tell them apart from those that were committed before, once their marks are trimmed."""
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            if older:
-                await prepare(bench.broker, "t0")
-                await decide(bench.broker, True, "t0")
-                await bench.broker.maintain()
-            await prepare(bench.broker, "t1", [("orders", 1, [b"x"])])
-            after = await mixed(bench, disk, tmp_path / "mixed", lambda: decide(bench.broker, True, "t1"))
+    async with disk.open() as bench:
         if older:
-            with pytest.raises(StoreDamaged, match=r"transactions\.bin .* newer than log/.* remove transactions\.bin"):
-                async with after.open():
-                    pass
-            (tmp_path / "mixed" / "data" / "config" / "transactions.bin").unlink()
-        async with after.open() as bench:
-            assert ("t1", "prepared") in states(bench.broker)
-            await decide(bench.broker, True, "t1")
-            assert b"x" in (await bench.pull(await bench.attach(start="earliest"))).bodies
-
-    asyncio.run(main())
+            await prepare(bench.broker, "t0")
+            await decide(bench.broker, True, "t0")
+            await bench.broker.maintain()
+        await prepare(bench.broker, "t1", [("orders", 1, [b"x"])])
+        after = await mixed(bench, disk, tmp_path / "mixed", lambda: decide(bench.broker, True, "t1"))
+    if older:
+        with pytest.raises(StoreDamaged, match=r"transactions\.bin .* newer than log/.* remove transactions\.bin"):
+            async with after.open():
+                pass
+        (tmp_path / "mixed" / "data" / "config" / "transactions.bin").unlink()
+    async with after.open() as bench:
+        assert ("t1", "prepared") in states(bench.broker)
+        await decide(bench.broker, True, "t1")
+        assert b"x" in (await bench.pull(await bench.attach(start="earliest"))).bodies

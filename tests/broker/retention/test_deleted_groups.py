@@ -13,61 +13,52 @@ import pytest
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.delivery import encode_event
-from towline.delivery.catalog_changes import GROUP_CHANGES
-from towline.delivery.group.events import Acked, Part
+from tests.inside.delivery import GROUP_CHANGES, Acked, Part, encode_event
+from tests.inside.frame import encode_events
+from tests.inside.store import Append, DiskIo
 from towline.errors import DiskFull, NotFound
-from towline.frame import encode_events
 from towline.model import Durability, pull_stream
-from towline.store import Append
-from towline.store.log import DiskIo
 
 PULLS = pull_stream("orders", "billing")
 
 
-def test_a_group_made_anew_knows_nothing_of_its_forerunner_after_a_crash(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", *(b"%d" % n for n in range(20)))
-            old = await bench.attach(consumer="old")
-            await bench.pull(old, 10)
-            await bench.broker.maintain()  # the snapshot tells of the lease
-            await bench.broker.groups.delete("orders", "billing")
-            new = await bench.attach(consumer="new", delays_s=(0.0,))
-            await bench.act(new, NACK, await bench.pull(new, 10))
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            assert bench.broker.group_state("orders", "billing").in_flight == 0
-            member = await bench.attach(consumer="new")
-            got = await bench.pull(member, 100)
-            assert got.bodies == [b"%d" % n for n in range(20)]
-            assert got.attempts == [2] * 10 + [1] * 10
-            assert (await bench.act(member, ACK, got)).refused == []
-
-    asyncio.run(main())
+async def test_a_group_made_anew_knows_nothing_of_its_forerunner_after_a_crash(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", *(b"%d" % n for n in range(20)))
+        old = await bench.attach(consumer="old")
+        await bench.pull(old, 10)
+        await bench.broker.maintain()  # the snapshot tells of the lease
+        await bench.broker.groups.delete("orders", "billing")
+        new = await bench.attach(consumer="new", delays_s=(0.0,))
+        await bench.act(new, NACK, await bench.pull(new, 10))
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        assert bench.broker.group_state("orders", "billing").in_flight == 0
+        member = await bench.attach(consumer="new")
+        got = await bench.pull(member, 100)
+        assert got.bodies == [b"%d" % n for n in range(20)]
+        assert got.attempts == [2] * 10 + [1] * 10
+        assert (await bench.act(member, ACK, got)).refused == []
 
 
-def test_a_group_that_is_made_anew_while_it_is_deleted_outlives_a_crash(disk: World, tmp_path: Path) -> None:
+async def test_a_group_that_is_made_anew_while_it_is_deleted_outlives_a_crash(disk: World, tmp_path: Path) -> None:
     """As consumers do that were attached: they come back at once."""
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", *(b"%d" % n for n in range(20)))
-            await bench.attach(consumer="old")
-            deletion = asyncio.create_task(bench.broker.groups.delete("orders", "billing"))
-            await asyncio.sleep(0)
-            new = await bench.attach(consumer="new", start="latest")
-            await deletion
-            await bench.send("orders", b"new")
-            got = await bench.pull(new)
-            await bench.flush()
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            again = await bench.attach(consumer="new", holding=(got.pull,))
-            assert (got.bodies, again.held) == ([b"new"], [got.pull])
-            assert (await bench.pull(again)).bodies == []
-
-    asyncio.run(main())
+    async with disk.open() as bench:
+        await bench.send("orders", *(b"%d" % n for n in range(20)))
+        await bench.attach(consumer="old")
+        deletion = asyncio.create_task(bench.broker.groups.delete("orders", "billing"))
+        await asyncio.sleep(0)
+        new = await bench.attach(consumer="new", start="latest")
+        await deletion
+        await bench.send("orders", b"new")
+        got = await bench.pull(new)
+        await bench.flush()
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        again = await bench.attach(consumer="new", holding=(got.pull,))
+        assert (got.bodies, again.held) == ([b"new"], [got.pull])
+        assert (await bench.pull(again)).bodies == []
 
 
 def test_a_consumer_that_comes_while_its_topic_is_deleted_gets_what_is_sent_from_then_on(disk: World) -> None:
@@ -168,34 +159,31 @@ def _full(bench: Bench) -> Callable[[], None]:
     return lambda: delattr(bench.store, "trim")
 
 
-def test_a_deletion_that_failed_half_way_is_done_later_and_outlives_a_crash_before(
+async def test_a_deletion_that_failed_half_way_is_done_later_and_outlives_a_crash_before(
     disk: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a")
-            await bench.act(member := await bench.attach(), ACK, await bench.pull(member))
-            empty_again = _full(bench)
-            with pytest.raises(DiskFull):
-                await bench.broker.groups.delete("orders", "billing")
-            for number in range(4):
-                # The documents go on, and what both of them have of the catalogue is dropped.
-                await bench.attach(group=f"g{number}")
-                await bench.broker.maintain()
-            assert "streams of deleted groups could not be dropped yet: no room" in caplog.text
-            after = crash(disk, tmp_path / "crashed")
-            empty_again()
+    async with disk.open() as bench:
+        await bench.send("orders", b"a")
+        await bench.act(member := await bench.attach(), ACK, await bench.pull(member))
+        empty_again = _full(bench)
+        with pytest.raises(DiskFull):
+            await bench.broker.groups.delete("orders", "billing")
+        for number in range(4):
+            # The documents go on, and what both of them have of the catalogue is dropped.
+            await bench.attach(group=f"g{number}")
             await bench.broker.maintain()
-            assert PULLS not in bench.store.streams()
-            await bench.attach(group="last")
-            for _ in range(3):
-                await bench.broker.maintain()
-            assert bench.store.bounds(GROUP_CHANGES).first > 2, "it is not kept for ever"
-        async with after.open() as bench:
-            await _there_is_no_group(bench)
-            assert len(bench.broker.topics["orders"].groups) == 4
-
-    asyncio.run(main())
+        assert "streams of deleted groups could not be dropped yet: no room" in caplog.text
+        after = crash(disk, tmp_path / "crashed")
+        empty_again()
+        await bench.broker.maintain()
+        assert PULLS not in bench.store.streams()
+        await bench.attach(group="last")
+        for _ in range(3):
+            await bench.broker.maintain()
+        assert bench.store.bounds(GROUP_CHANGES).first > 2, "it is not kept for ever"
+    async with after.open() as bench:
+        await _there_is_no_group(bench)
+        assert len(bench.broker.topics["orders"].groups) == 4
 
 
 def test_a_group_made_anew_after_its_deletion_failed_half_way_keeps_what_is_its_own(disk: World) -> None:

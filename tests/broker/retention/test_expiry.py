@@ -8,11 +8,10 @@ import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.clock import ManualClock
-from towline.frame import encode
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Browse, HandBack
 from towline.model import TopicConfig
-from towline.protocol.cluster import HandBack
-from towline.protocol.messages import Browse
 
 
 def times(mq: Bench, *from_now_s: float | None) -> list[int]:

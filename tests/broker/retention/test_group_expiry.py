@@ -13,15 +13,10 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.schedule.test_clock import TwoClocks
 from tests.broker.test_recovery import crash
-from towline.broker.monitor.prometheus import exposition
-from towline.broker.retention import group_expiry
-from towline.broker.server.listener import Server
+from tests.inside.broker import Server, exposition, group_expiry
+from tests.inside.protocol import Attach, Measure, Pause, Report, Resend, Seek
 from towline.errors import NotFound
 from towline.model import GroupConfig, pull_stream
-from towline.protocol.access import Measure
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Attach, Resend
-from towline.protocol.publications import Report
 
 DAY_S = 86400.0
 
@@ -75,117 +70,99 @@ def test_a_broadcast_consumer_that_nobody_uses_is_removed_and_that_is_said_befor
         asyncio.run(main())
 
 
-def test_a_group_with_a_consumer_is_used_and_time_counts_from_when_it_left(disk: World) -> None:
+async def test_a_group_with_a_consumer_is_used_and_time_counts_from_when_it_left(disk: World) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            member = await bench.attach(group="~pod")
-            for _ in range(60):
-                clock.advance(DAY_S / 2)
-                bench.broker.consumers.beat(member)
-                await bench.broker.group_expiry.look()
-            assert bench.broker.group_state("orders", "~pod").unused_s == 0
-            await bench.broker.consumers.detach(member)
-            await pass_days(bench, clock, 6.75)
-            assert groups(bench) == ["~pod"]
-            await pass_days(bench, clock, 0.25)
-            assert groups(bench) == []
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        member = await bench.attach(group="~pod")
+        for _ in range(60):
+            clock.advance(DAY_S / 2)
+            bench.broker.consumers.beat(member)
+            await bench.broker.group_expiry.look()
+        assert bench.broker.group_state("orders", "~pod").unused_s == 0
+        await bench.broker.consumers.detach(member)
+        await pass_days(bench, clock, 6.75)
+        assert groups(bench) == ["~pod"]
+        await pass_days(bench, clock, 0.25)
+        assert groups(bench) == []
 
 
 @pytest.mark.parametrize("kind", ["log", "sql"])
-def test_it_counts_across_restarts(kind: str, tmp_path: Path) -> None:
+async def test_it_counts_across_restarts(kind: str, tmp_path: Path) -> None:
     clock, world = TwoClocks(), World(kind, tmp_path)
 
-    async def main() -> None:
-        for _ in range(6):
-            async with world.open(clock) as bench:
-                if "orders" not in bench.broker.topics:
-                    await come_and_go(bench)
-                await pass_days(bench, clock, 1)
-                assert groups(bench) == ["~pod"]
+    for _ in range(6):
         async with world.open(clock) as bench:
+            if "orders" not in bench.broker.topics:
+                await come_and_go(bench)
             await pass_days(bench, clock, 1)
-            assert groups(bench) == []
-        async with world.open(clock) as bench:
-            assert groups(bench) == []
-            first, end, _ = bench.store.bounds(pull_stream("orders", "~pod"))
-            assert first == end
+            assert groups(bench) == ["~pod"]
+    async with world.open(clock) as bench:
+        await pass_days(bench, clock, 1)
+        assert groups(bench) == []
+    async with world.open(clock) as bench:
+        assert groups(bench) == []
+        first, end, _ = bench.store.bounds(pull_stream("orders", "~pod"))
+        assert first == end
 
-    asyncio.run(main())
 
-
-def test_after_a_crash_it_goes_on_from_what_was_noted(disk: World, tmp_path: Path) -> None:
+async def test_after_a_crash_it_goes_on_from_what_was_noted(disk: World, tmp_path: Path) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            await come_and_go(bench)
-            await pass_days(bench, clock, 3)
-            clock.advance(1000)
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open(clock) as bench:
-            assert 3 * DAY_S <= bench.broker.group_state("orders", "~pod").unused_s <= 3 * DAY_S + 1000
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        await come_and_go(bench)
+        await pass_days(bench, clock, 3)
+        clock.advance(1000)
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open(clock) as bench:
+        assert 3 * DAY_S <= bench.broker.group_state("orders", "~pod").unused_s <= 3 * DAY_S + 1000
 
 
-def test_a_crash_does_not_bring_back_that_nobody_used_it(disk: World, tmp_path: Path) -> None:
+async def test_a_crash_does_not_bring_back_that_nobody_used_it(disk: World, tmp_path: Path) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            await come_and_go(bench)
-            await pass_days(bench, clock, 6.5)
-            await come_and_go(bench)
-            clock.advance(10)
-            await bench.broker.group_expiry.look()
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open(clock) as bench:
-            assert bench.broker.group_state("orders", "~pod").unused_s <= 10
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        await come_and_go(bench)
+        await pass_days(bench, clock, 6.5)
+        await come_and_go(bench)
+        clock.advance(10)
+        await bench.broker.group_expiry.look()
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open(clock) as bench:
+        assert bench.broker.group_state("orders", "~pod").unused_s <= 10
 
 
-def test_neither_a_month_without_a_broker_nor_a_clock_that_is_set_makes_a_group_older(disk: World) -> None:
+async def test_neither_a_month_without_a_broker_nor_a_clock_that_is_set_makes_a_group_older(disk: World) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            await come_and_go(bench)
-            await pass_days(bench, clock, 5)
-        clock.advance(30 * DAY_S)
-        async with disk.open(clock) as bench:
-            clock.set(20 * 365 * DAY_S)
-            await bench.broker.maintain()
-            await pass_days(bench, clock, 1)
-            clock.set(-40 * 365 * DAY_S)
-            await bench.broker.maintain()
-            assert bench.broker.group_state("orders", "~pod").unused_s == 6 * DAY_S
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        await come_and_go(bench)
+        await pass_days(bench, clock, 5)
+    clock.advance(30 * DAY_S)
+    async with disk.open(clock) as bench:
+        clock.set(20 * 365 * DAY_S)
+        await bench.broker.maintain()
+        await pass_days(bench, clock, 1)
+        clock.set(-40 * 365 * DAY_S)
+        await bench.broker.maintain()
+        assert bench.broker.group_state("orders", "~pod").unused_s == 6 * DAY_S
 
 
-def test_after_a_start_consumers_have_an_hour_before_anything_is_removed(disk: World) -> None:
+async def test_after_a_start_consumers_have_an_hour_before_anything_is_removed(disk: World) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock, group_expiry_s=0) as bench:
-            await come_and_go(bench, "~old")
-            await come_and_go(bench, "~back")
-            await pass_days(bench, clock, 6)
-        async with disk.open(clock, broadcast_expiry_s=5 * DAY_S) as bench:
-            clock.advance(3599)
-            await bench.broker.group_expiry.look()
-            assert groups(bench) == ["~back", "~old"]
-            await come_and_go(bench, "~back")
-            clock.advance(1)
-            await bench.broker.group_expiry.look()
-            assert groups(bench) == ["~back"]
-
-    asyncio.run(main())
+    async with disk.open(clock, group_expiry_s=0) as bench:
+        await come_and_go(bench, "~old")
+        await come_and_go(bench, "~back")
+        await pass_days(bench, clock, 6)
+    async with disk.open(clock, broadcast_expiry_s=5 * DAY_S) as bench:
+        clock.advance(3599)
+        await bench.broker.group_expiry.look()
+        assert groups(bench) == ["~back", "~old"]
+        await come_and_go(bench, "~back")
+        clock.advance(1)
+        await bench.broker.group_expiry.look()
+        assert groups(bench) == ["~back"]
 
 
 async def _put(bench: Bench) -> None:
@@ -215,36 +192,30 @@ async def _attach(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("use", [_put, _pause, _seek, _resend, _report, _attach], ids=lambda use: use.__name__)
-def test_who_changes_a_group_uses_it_and_who_looks_at_it_does_not(
+async def test_who_changes_a_group_uses_it_and_who_looks_at_it_does_not(
     disk: World, use: Callable[[Bench], Awaitable[None]]
 ) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock, group_expiry_s=30 * DAY_S) as bench:
-            await come_and_go(bench, "billing")
-            clock.advance(DAY_S)
-            await exposition(bench.broker)
-            await bench.broker.groups.seek(Seek("orders", "billing", "latest", dry_run=True))
-            assert bench.broker.group_state("orders", "billing").unused_s == DAY_S
-            await use(bench)
-            assert bench.broker.group_state("orders", "billing").unused_s == 0
-
-    asyncio.run(main())
+    async with disk.open(clock, group_expiry_s=30 * DAY_S) as bench:
+        await come_and_go(bench, "billing")
+        clock.advance(DAY_S)
+        await exposition(bench.broker)
+        await bench.broker.groups.seek(Seek("orders", "billing", "latest", dry_run=True))
+        assert bench.broker.group_state("orders", "billing").unused_s == DAY_S
+        await use(bench)
+        assert bench.broker.group_state("orders", "billing").unused_s == 0
 
 
-def test_a_paused_group_and_one_that_goes_with_its_consumer_are_not_counted(disk: World) -> None:
+async def test_a_paused_group_and_one_that_goes_with_its_consumer_are_not_counted(disk: World) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock, group_expiry_s=DAY_S) as bench:
-            await come_and_go(bench, "resting")
-            await bench.broker.groups.pause(Pause("orders", "resting", True, "until summer"))
-            await come_and_go(bench, "billing")
-            await pass_days(bench, clock, 3)
-            assert groups(bench) == ["resting"]
-
-    asyncio.run(main())
+    async with disk.open(clock, group_expiry_s=DAY_S) as bench:
+        await come_and_go(bench, "resting")
+        await bench.broker.groups.pause(Pause("orders", "resting", True, "until summer"))
+        await come_and_go(bench, "billing")
+        await pass_days(bench, clock, 3)
+        assert groups(bench) == ["resting"]
 
 
 def test_a_group_goes_with_all_that_was_under_way_in_it(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -276,46 +247,40 @@ def test_a_group_goes_with_all_that_was_under_way_in_it(world: World, caplog: py
     asyncio.run(main())
 
 
-def test_many_are_removed_some_at_a_time_and_named_in_one_line(
+async def test_many_are_removed_some_at_a_time_and_named_in_one_line(
     disk: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = TwoClocks()
     monkeypatch.setattr(group_expiry, "REMOVED_MAX", 10)
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            for number in range(25):
-                await come_and_go(bench, f"~pod-{number}")
-            clock.advance(6.9 * DAY_S)
+    async with disk.open(clock) as bench:
+        for number in range(25):
+            await come_and_go(bench, f"~pod-{number}")
+        clock.advance(6.9 * DAY_S)
+        await bench.broker.group_expiry.look()
+        assert caplog.text.count("nobody uses group") == 1
+        assert "and 20 more" in caplog.text
+        clock.advance(DAY_S)
+        left = []
+        for _ in range(3):
             await bench.broker.group_expiry.look()
-            assert caplog.text.count("nobody uses group") == 1
-            assert "and 20 more" in caplog.text
-            clock.advance(DAY_S)
-            left = []
-            for _ in range(3):
-                await bench.broker.group_expiry.look()
-                left.append(len(groups(bench)))
-            assert left == [15, 5, 0]
-
-    asyncio.run(main())
+            left.append(len(groups(bench)))
+        assert left == [15, 5, 0]
 
 
-def test_who_comes_while_it_is_removed_keeps_it(disk: World) -> None:
+async def test_who_comes_while_it_is_removed_keeps_it(disk: World) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            await come_and_go(bench)
-            clock.advance(8 * DAY_S)
-            async with bench.broker.groups.making:  # somebody makes a group in this moment
-                looking = asyncio.create_task(bench.broker.group_expiry.look())
-                coming = asyncio.create_task(bench.attach(group="~pod"))
-                await asyncio.sleep(0)
-                bench.broker.topics["orders"].groups["~pod"].use()
-            await asyncio.gather(looking, coming)
-            assert groups(bench) == ["~pod"]
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        await come_and_go(bench)
+        clock.advance(8 * DAY_S)
+        async with bench.broker.groups.making:  # somebody makes a group in this moment
+            looking = asyncio.create_task(bench.broker.group_expiry.look())
+            coming = asyncio.create_task(bench.attach(group="~pod"))
+            await asyncio.sleep(0)
+            bench.broker.topics["orders"].groups["~pod"].use()
+        await asyncio.gather(looking, coming)
+        assert groups(bench) == ["~pod"]
 
 
 def test_a_group_that_is_used_at_another_broker_is_kept(disk: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -345,6 +310,7 @@ def test_a_group_that_is_used_at_another_broker_is_kept(disk: World, caplog: pyt
     asyncio.run(main())
 
 
+@pytest.mark.service
 def test_the_audit_log_tells_of_it(disk: World, tmp_path: Path) -> None:
     clock = TwoClocks()
 
@@ -360,16 +326,13 @@ def test_the_audit_log_tells_of_it(disk: World, tmp_path: Path) -> None:
     assert [(one["what"], one["target"]) for one in lines] == [("ExpireGroup", "group ~pod on topic orders")]
 
 
-def test_a_note_that_cannot_be_read_makes_no_group_older(disk: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_note_that_cannot_be_read_makes_no_group_older(disk: World, caplog: pytest.LogCaptureFixture) -> None:
     clock = TwoClocks()
 
-    async def main() -> None:
-        async with disk.open(clock) as bench:
-            await come_and_go(bench)
-            await pass_days(bench, clock, 5)
-        (disk.folder / "data" / "config" / "unused.json").write_bytes(b'{"groups": 7')
-        async with disk.open(clock) as bench:
-            assert bench.broker.group_state("orders", "~pod").unused_s == 0
-            assert "unused.json cannot be read" in caplog.text
-
-    asyncio.run(main())
+    async with disk.open(clock) as bench:
+        await come_and_go(bench)
+        await pass_days(bench, clock, 5)
+    (disk.folder / "data" / "config" / "unused.json").write_bytes(b'{"groups": 7')
+    async with disk.open(clock) as bench:
+        assert bench.broker.group_state("orders", "~pod").unused_s == 0
+        assert "unused.json cannot be read" in caplog.text

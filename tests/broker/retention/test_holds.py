@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tests.broker.conftest import Bench, World
+from tests.inside.protocol import EditTopic
 from towline.errors import BadName, NotFound
-from towline.protocol.topics import EditTopic
 
 LANE = "lane/orders/middle"
 SEGMENT = 1 << 16

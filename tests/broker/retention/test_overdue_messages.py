@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
-from towline.alarms.rule import AlarmRule
-from towline.broker.broker import Broker
-from towline.clock import SYSTEM, ManualClock
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import Broker
+from tests.inside.ground import SYSTEM, ManualClock
+from tests.inside.protocol import PurgeDead
+from tests.inside.store import LogSettings, LogStore
 from towline.errors import TooLarge
-from towline.protocol.messages import PurgeDead
-from towline.store.log import LogSettings, LogStore
 
 SMALL: dict[str, Any] = {
     "segment_bytes": 64 << 10,
@@ -113,87 +113,75 @@ async def check_empty(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", ["leased", "retrying"])
-def test_it_goes_to_the_dead_letters_of_a_group_that_keeps_what_has_expired(
+async def test_it_goes_to_the_dead_letters_of_a_group_that_keeps_what_has_expired(
     aged: World, clock: ManualClock, state: str
 ) -> None:
-    async def main() -> None:
-        async with aged.open(clock, **SMALL) as bench:
-            await leave_open(bench, state, expired_to_dead=True)
-            clock.advance(4300)
-            await maintain(bench)
-            dispatcher = await bench.broker.groups.buried("orders", "billing")
-            await maintain(bench)
-            assert size_of(bench) < MIB
-            assert bench.store.bounds("dead/orders/billing").end == 1
-            assert dispatcher.group.lag() == 0
-
-    asyncio.run(main())
+    async with aged.open(clock, **SMALL) as bench:
+        await leave_open(bench, state, expired_to_dead=True)
+        clock.advance(4300)
+        await maintain(bench)
+        dispatcher = await bench.broker.groups.buried("orders", "billing")
+        await maintain(bench)
+        assert size_of(bench) < MIB
+        assert bench.store.bounds("dead/orders/billing").end == 1
+        assert dispatcher.group.lag() == 0
 
 
-def test_many_scattered_ones_are_given_up_and_others_stay(aged: World, clock: ManualClock) -> None:
-    async def main() -> None:
-        async with aged.open(clock, **SMALL) as bench:
-            member = await bench.attach(delays_s=(30 * 86400.0,))
-            await bench.send("orders", *(b"%d" % n for n in range(3000)))
-            got = await bench.pull(member, 3000)
-            await bench.act(member, ACK, got, *((1, n, 1) for n in range(0, 3000, 2)))
-            await bench.act(member, NACK, got)
-            clock.advance(4000)
-            await bench.send("orders", b"young")
-            await bench.act(member, NACK, await bench.pull(member, 1))
-            assert bench.broker.group_state("orders", "billing").retrying == 1501
-            clock.advance(300)
-            await maintain(bench)
-            assert bench.broker.group_state("orders", "billing").retrying == 1
-            clock.advance(31 * 86400)
-            assert (await bench.pull(member)).bodies == [b"young"]
-
-    asyncio.run(main())
+async def test_many_scattered_ones_are_given_up_and_others_stay(aged: World, clock: ManualClock) -> None:
+    async with aged.open(clock, **SMALL) as bench:
+        member = await bench.attach(delays_s=(30 * 86400.0,))
+        await bench.send("orders", *(b"%d" % n for n in range(3000)))
+        got = await bench.pull(member, 3000)
+        await bench.act(member, ACK, got, *((1, n, 1) for n in range(0, 3000, 2)))
+        await bench.act(member, NACK, got)
+        clock.advance(4000)
+        await bench.send("orders", b"young")
+        await bench.act(member, NACK, await bench.pull(member, 1))
+        assert bench.broker.group_state("orders", "billing").retrying == 1501
+        clock.advance(300)
+        await maintain(bench)
+        assert bench.broker.group_state("orders", "billing").retrying == 1
+        clock.advance(31 * 86400)
+        assert (await bench.pull(member)).bodies == [b"young"]
 
 
-def test_what_failed_together_with_it_and_is_younger_goes_on_waiting(aged: World, clock: ManualClock) -> None:
-    async def main() -> None:
-        async with aged.open(clock, **SMALL) as bench:
-            member = await bench.attach(delays_s=(30 * 86400.0,))
-            await bench.send("orders", b"old")
-            clock.advance(1200)
-            await bench.send("orders", b"young", b"younger")
-            await bench.act(member, NACK, await bench.pull(member, wait_ms=30_000))
-            clock.advance(3100)
-            await maintain(bench)
-            state = bench.broker.group_state("orders", "billing")
-            assert (state.retrying, state.lag) == (2, 2)
-            assert (await bench.pull(member)).bodies == [], "it is not due"
-            clock.advance(31 * 86400)
-            assert (await bench.pull(member)).bodies == [b"young", b"younger"]
-
-    asyncio.run(main())
+async def test_what_failed_together_with_it_and_is_younger_goes_on_waiting(aged: World, clock: ManualClock) -> None:
+    async with aged.open(clock, **SMALL) as bench:
+        member = await bench.attach(delays_s=(30 * 86400.0,))
+        await bench.send("orders", b"old")
+        clock.advance(1200)
+        await bench.send("orders", b"young", b"younger")
+        await bench.act(member, NACK, await bench.pull(member, wait_ms=30_000))
+        clock.advance(3100)
+        await maintain(bench)
+        state = bench.broker.group_state("orders", "billing")
+        assert (state.retrying, state.lag) == (2, 2)
+        assert (await bench.pull(member)).bodies == [], "it is not due"
+        clock.advance(31 * 86400)
+        assert (await bench.pull(member)).bodies == [b"young", b"younger"]
 
 
-def test_where_the_size_of_the_store_asks_for_it_the_oldest_go(disk: World, clock: ManualClock) -> None:
-    async def main() -> None:
-        disk.store_clock = clock
-        given = SMALL | {"retention_s": 0.0, "retention_bytes": MIB}
-        async with disk.open(clock, **given) as bench:
-            await leave_open(bench, "retrying")
-            clock.advance(1200)
-            await maintain(bench)
-            assert size_of(bench) > 7 * MIB, "retention waits"
-            figures = bench.broker.figures()
-            assert 1190 < figures["retention_held_s"] < 1210
-            assert 6 * MIB < figures["retention_held_bytes"] < 8 * MIB
-            assert figures["retention_held_by"] == "group billing on topic orders"
-            alarms = bench.broker.outlook.alarms
-            await alarms.put(AlarmRule("held", "retention", 1000))
-            await bench.broker.outlook.census.refresh()
-            assert [alarm.rule for alarm in alarms.listed().active] == ["held"]
-            clock.advance(2401)
-            await maintain(bench)
-            assert size_of(bench) <= MIB
-            figures = bench.broker.figures()
-            assert (figures["retention_held_s"], figures["retention_held_bytes"]) == (0, 0)
-
-    asyncio.run(main())
+async def test_where_the_size_of_the_store_asks_for_it_the_oldest_go(disk: World, clock: ManualClock) -> None:
+    disk.store_clock = clock
+    given = SMALL | {"retention_s": 0.0, "retention_bytes": MIB}
+    async with disk.open(clock, **given) as bench:
+        await leave_open(bench, "retrying")
+        clock.advance(1200)
+        await maintain(bench)
+        assert size_of(bench) > 7 * MIB, "retention waits"
+        figures = bench.broker.figures()
+        assert 1190 < figures["retention_held_s"] < 1210
+        assert 6 * MIB < figures["retention_held_bytes"] < 8 * MIB
+        assert figures["retention_held_by"] == "group billing on topic orders"
+        alarms = bench.broker.outlook.alarms
+        await alarms.put(AlarmRule("held", "retention", 1000))
+        await bench.broker.outlook.census.refresh()
+        assert [alarm.rule for alarm in alarms.listed().active] == ["held"]
+        clock.advance(2401)
+        await maintain(bench)
+        assert size_of(bench) <= MIB
+        figures = bench.broker.figures()
+        assert (figures["retention_held_s"], figures["retention_held_bytes"]) == (0, 0)
 
 
 @pytest.mark.parametrize("archive", ["keeps up", "does nothing"])
@@ -221,50 +209,46 @@ def test_the_size_bounds_open_messages_where_an_archive_is_waited_for_as_well(
         asyncio.run(main())
 
 
-def test_open_messages_stay_where_something_else_keeps_the_store_too_large(disk: World, clock: ManualClock) -> None:
-    async def main() -> None:
-        disk.store_clock = clock
-        given = SMALL | {"retention_s": 0.0, "retention_bytes": MIB, "open_max_bytes": 0}
-        async with disk.open(clock, **given) as bench:
-            member = await bench.attach(max_attempts=1, dead_retention_s=30 * 86400.0)
-            await bench.send("orders", b"dead")
-            await bench.act(member, NACK, await bench.pull(member))
-            await bench.broker.groups.buried("orders", "billing")
-            other = await bench.attach("slow", delays_s=(30 * 86400.0,))
-            await bench.send("slow", b"open")
-            await bench.act(other, NACK, await bench.pull(other))
-            for _ in range(40):
-                await bench.send("other", bytes(200_000))
-            clock.advance(25 * 3600)
-            for _ in range(3):
-                await maintain(bench)
-            assert size_of(bench) > 7 * MIB, "the dead letter keeps it"
-            assert bench.broker.group_state("slow", "billing").retrying == 1
-            figures = bench.broker.figures()
-            assert (figures["retention_held_s"], figures["retention_dropped_open"]) == (0, 0)
-            await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 1))
+async def test_open_messages_stay_where_something_else_keeps_the_store_too_large(
+    disk: World, clock: ManualClock
+) -> None:
+    disk.store_clock = clock
+    given = SMALL | {"retention_s": 0.0, "retention_bytes": MIB, "open_max_bytes": 0}
+    async with disk.open(clock, **given) as bench:
+        member = await bench.attach(max_attempts=1, dead_retention_s=30 * 86400.0)
+        await bench.send("orders", b"dead")
+        await bench.act(member, NACK, await bench.pull(member))
+        await bench.broker.groups.buried("orders", "billing")
+        other = await bench.attach("slow", delays_s=(30 * 86400.0,))
+        await bench.send("slow", b"open")
+        await bench.act(other, NACK, await bench.pull(other))
+        for _ in range(40):
+            await bench.send("other", bytes(200_000))
+        clock.advance(25 * 3600)
+        for _ in range(3):
             await maintain(bench)
-            assert bench.broker.group_state("slow", "billing").retrying == 0, "now it is the open message"
-            assert size_of(bench) <= MIB
+        assert size_of(bench) > 7 * MIB, "the dead letter keeps it"
+        assert bench.broker.group_state("slow", "billing").retrying == 1
+        figures = bench.broker.figures()
+        assert (figures["retention_held_s"], figures["retention_dropped_open"]) == (0, 0)
+        await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 1))
+        await maintain(bench)
+        assert bench.broker.group_state("slow", "billing").retrying == 0, "now it is the open message"
+        assert size_of(bench) <= MIB
 
-    asyncio.run(main())
 
-
-def test_the_size_does_not_ask_for_what_only_its_age_keeps(disk: World, clock: ManualClock) -> None:
+async def test_the_size_does_not_ask_for_what_only_its_age_keeps(disk: World, clock: ManualClock) -> None:
     """It is older than retention, but the store is small."""
 
-    async def main() -> None:
-        disk.store_clock = clock
-        async with disk.open(clock, **SMALL | {"retention_s": 7200.0, "retention_bytes": 1 << 30}) as bench:
-            await leave_open(bench, "retrying")
-            clock.advance(7300)
-            await maintain(bench)
-            assert bench.broker.group_state("orders", "billing").retrying == 1
-            clock.advance(3600)
-            await maintain(bench)
-            assert bench.broker.group_state("orders", "billing").retrying == 0
-
-    asyncio.run(main())
+    disk.store_clock = clock
+    async with disk.open(clock, **SMALL | {"retention_s": 7200.0, "retention_bytes": 1 << 30}) as bench:
+        await leave_open(bench, "retrying")
+        clock.advance(7300)
+        await maintain(bench)
+        assert bench.broker.group_state("orders", "billing").retrying == 1
+        clock.advance(3600)
+        await maintain(bench)
+        assert bench.broker.group_state("orders", "billing").retrying == 0
 
 
 def test_open_messages_keep_no_more_than_so_many_bytes(
@@ -317,41 +301,38 @@ def test_a_line_of_the_log_names_a_few_of_many_messages_that_are_gone(
     assert len(said) < 400
 
 
-def test_what_cannot_become_a_dead_letter_goes_an_hour_later(
+async def test_what_cannot_become_a_dead_letter_goes_an_hour_later(
     disk: World, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log takes the message, but not the message and the event that it is a dead letter as one unit."""
 
-    async def main() -> None:
-        settings = disk.settings(**SMALL)
-        limits = LogSettings(segment_bytes=settings.segment_bytes, min_free_bytes=0, queue_bytes=300_000)
-        store = await LogStore.open(disk.folder / "data", limits, clock=clock)
-        bench = Bench(await Broker.open(store, settings, clock=clock), store)
-        try:
-            member = await bench.attach(max_attempts=1)
-            for size in range(300_000, 0, -20):
-                with suppress(TooLarge):
-                    await bench.send("orders", bytes(size))
-                    break
-            await bench.act(member, NACK, await bench.pull(member))
-            for _ in range(40):
-                await bench.send("other", bytes(200_000))
-            dispatcher = bench.broker.groups.named("orders", "billing")
-            clock.advance(600 + 3600 + 1800)
-            await maintain(bench)
-            await bench.broker.groups.buried("orders", "billing")
-            assert "which is too large for the dead letters" in caplog.text
-            assert dispatcher.group.dying, "it is waited for"
-            assert size_of(bench) > 7 * MIB
-            assert bench.broker.figures()["retention_held_by"] == "group billing on topic orders"
-            clock.advance(1801)
-            await maintain(bench)
-            assert not dispatcher.group.dying
-            assert "dying messages could not be copied, and are dropped: 1 message(s), lane/orders/mid" in caplog.text
-            assert (bench.store.bounds("dead/orders/billing").end, dispatcher.group.lag()) == (0, 0)
-            assert size_of(bench) < MIB
-            assert bench.broker.figures()["retention_held_s"] == 0
-        finally:
-            await bench.broker.close()
-
-    asyncio.run(main())
+    settings = disk.settings(**SMALL)
+    limits = LogSettings(segment_bytes=settings.segment_bytes, min_free_bytes=0, queue_bytes=300_000)
+    store = await LogStore.open(disk.folder / "data", limits, clock=clock)
+    bench = Bench(await Broker.open(store, settings, clock=clock), store)
+    try:
+        member = await bench.attach(max_attempts=1)
+        for size in range(300_000, 0, -20):
+            with suppress(TooLarge):
+                await bench.send("orders", bytes(size))
+                break
+        await bench.act(member, NACK, await bench.pull(member))
+        for _ in range(40):
+            await bench.send("other", bytes(200_000))
+        dispatcher = bench.broker.groups.named("orders", "billing")
+        clock.advance(600 + 3600 + 1800)
+        await maintain(bench)
+        await bench.broker.groups.buried("orders", "billing")
+        assert "which is too large for the dead letters" in caplog.text
+        assert dispatcher.group.dying, "it is waited for"
+        assert size_of(bench) > 7 * MIB
+        assert bench.broker.figures()["retention_held_by"] == "group billing on topic orders"
+        clock.advance(1801)
+        await maintain(bench)
+        assert not dispatcher.group.dying
+        assert "dying messages could not be copied, and are dropped: 1 message(s), lane/orders/mid" in caplog.text
+        assert (bench.store.bounds("dead/orders/billing").end, dispatcher.group.lag()) == (0, 0)
+        assert size_of(bench) < MIB
+        assert bench.broker.figures()["retention_held_s"] == 0
+    finally:
+        await bench.broker.close()

@@ -16,17 +16,11 @@ from tests.broker.produce.test_transactions import checks, prepare
 from tests.broker.schedule.test_clock import AHEAD_S, TwoClocks
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker.broker import Broker
-from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.consume.member import Member
-from towline.clock import SECOND_US
-from towline.frame import encode
+from tests.inside.broker import Broker, Consumers, Dispatcher, Member
+from tests.inside.frame import encode
+from tests.inside.ground import SECOND_US
+from tests.inside.protocol import HandBack, ListTransactions, Pause, Settled, Trace
 from towline.model import TopicConfig
-from towline.protocol.cluster import HandBack
-from towline.protocol.groups import Pause
-from towline.protocol.messages import Settled, Trace
-from towline.protocol.transactions import ListTransactions
 
 WHILE_S = 600.0
 """What everything here waits for: shorter than the clock is ahead."""

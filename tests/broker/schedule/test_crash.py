@@ -12,12 +12,12 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.schedule.test_model import lanes
 from tests.broker.test_recovery import crash
-from towline.broker.produce import producers
-from towline.clock import SECOND_US, ManualClock
-from towline.frame import encode
+from tests.inside.broker import producers
+from tests.inside.frame import encode
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import CancelDelayed, MoveDelayed
+from tests.inside.store import Append, Appended
 from towline.model import Durability
-from towline.protocol.messages import CancelDelayed, MoveDelayed
-from towline.store import Append, Appended
 
 HOUR_S = 3600.0
 YEAR_S = 400 * 86400.0
@@ -140,27 +140,24 @@ def test_a_crash_after_any_write_neither_loses_nor_doubles_a_delayed_message(
     asyncio.run(main())
 
 
-def test_without_its_document_the_schedule_comes_back_from_its_streams(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
-            for delay_s in (1, 50, 5_000, 500_000):
-                body = b"%d" % delay_s
-                await bench.send("orders", body, deliver_at_us=[-delay_s * 1_000_000])
-            clock.advance(60)
-            await bench.broker.scheduler.catch_up()
-            await bench.broker.maintain()
-            clock.advance(5_000)
-            await bench.broker.scheduler.catch_up()
-            await bench.broker.maintain()
-        folder = Path(disk.store_url.removeprefix("file:")) / "config"
-        for document in folder.glob("delayOffset*"):
-            document.unlink()
-        async with disk.open(clock) as bench:
-            await bench.broker.scheduler.catch_up()
-            assert (await lanes(bench)).keys() == {b"1", b"50", b"5000"}
-            clock.advance(500_000)
-            await bench.broker.scheduler.catch_up()
-            assert (await lanes(bench)).keys() == {b"1", b"50", b"5000", b"500000"}
-
-    asyncio.run(main())
+async def test_without_its_document_the_schedule_comes_back_from_its_streams(disk: World, tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
+        for delay_s in (1, 50, 5_000, 500_000):
+            body = b"%d" % delay_s
+            await bench.send("orders", body, deliver_at_us=[-delay_s * 1_000_000])
+        clock.advance(60)
+        await bench.broker.scheduler.catch_up()
+        await bench.broker.maintain()
+        clock.advance(5_000)
+        await bench.broker.scheduler.catch_up()
+        await bench.broker.maintain()
+    folder = Path(disk.store_url.removeprefix("file:")) / "config"
+    for document in folder.glob("delayOffset*"):
+        document.unlink()
+    async with disk.open(clock) as bench:
+        await bench.broker.scheduler.catch_up()
+        assert (await lanes(bench)).keys() == {b"1", b"50", b"5000"}
+        clock.advance(500_000)
+        await bench.broker.scheduler.catch_up()
+        assert (await lanes(bench)).keys() == {b"1", b"50", b"5000", b"500000"}

@@ -7,12 +7,11 @@ import asyncio
 import pytest
 
 from tests.broker.conftest import Bench, World
-from towline.broker.schedule.delivered_ids import FIND_MAX, find_arrivals, note_arrivals
-from towline.delivery.schedule.delivered import arrival
+from tests.inside.broker import FIND_MAX, find_arrivals, note_arrivals
+from tests.inside.delivery import arrival
+from tests.inside.protocol import Arrived, Purge
 from towline.errors import TooLarge
 from towline.model import Durability, arrived_stream
-from towline.protocol.messages import Arrived
-from towline.protocol.topics import Purge
 
 RECORDS = 2_000
 

@@ -11,10 +11,9 @@ import pytest
 import uvloop
 
 from tests.broker.raw_client import RawClient
-from towline.broker.broker import Broker
-from towline.broker.server.listener import Server
-from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
+from tests.inside.broker import Broker, Server
+from tests.inside.ground import BrokerSettings
+from tests.inside.store import MemoryStore
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

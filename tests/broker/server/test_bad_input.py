@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient
 from tests.broker.steady_client import Bystander
-from tests.unit.protocol import samples
-from towline.errors import BadFrame, BadName, BadRequest, Conflict, NotFound, ProtocolError, Refused, TooLarge
-from towline.frame import encode
-from towline.model import GroupConfig
-from towline.protocol.envelope import PREFACE, PREFIX, encode_envelope
-from towline.protocol.messages import (
+from tests.inside.frame import encode
+from tests.inside.protocol import (
+    PREFACE,
+    PREFIX,
     Act,
     Attach,
     Beat,
@@ -38,7 +36,11 @@ from towline.protocol.messages import (
     Settled,
     TopicInfo,
     Welcome,
+    encode_envelope,
 )
+from tests.unit.protocol import samples
+from towline.errors import BadFrame, BadName, BadRequest, Conflict, NotFound, ProtocolError, Refused, TooLarge
+from towline.model import GroupConfig
 
 MAX_FRAME = 1 << 20
 RSS_MAX_MB = 150

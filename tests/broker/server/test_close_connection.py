@@ -11,11 +11,10 @@ import towline
 from tests.broker.raw_client import RawClient
 from tests.broker.server.conftest import connected
 from tests.eventually import eventually
-from towline.broker.broker import Broker
-from towline.broker.server.listener import Server
+from tests.inside.broker import Broker, Server
+from tests.inside.protocol import Clients, CloseConnection, ListClients
+from tests.inside.protocol import messages as m
 from towline.errors import NotFound
-from towline.protocol import messages as m
-from towline.protocol.cluster import Clients, CloseConnection, ListClients
 
 
 def address_of(client: RawClient) -> str:

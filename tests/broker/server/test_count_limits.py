@@ -12,21 +12,11 @@ import towline
 from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient
 from tests.eventually import eventually
-from towline.broker.access import account_store
-from towline.broker.access.account_store import AccountStore, Token
-from towline.broker.access.quota import Meter
-from towline.broker.broker import Broker
-from towline.broker.consume import groups
-from towline.broker.server import subscriptions
-from towline.broker.server.listener import Server
-from towline.broker.topics import topics
-from towline.clock import SYSTEM
-from towline.console.rest.app import STATUS
-from towline.errors import BadRequest, TooLarge, TooMany, TooManyConnections, TowlineError, Unavailable, from_code
-from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Quota
-from towline.protocol.envelope import PREFACE
-from towline.protocol.messages import (
+from tests.inside.broker import AccountStore, Broker, Meter, Server, Token, account_store, groups, subscriptions, topics
+from tests.inside.console import STATUS
+from tests.inside.ground import SYSTEM, BrokerSettings
+from tests.inside.protocol import (
+    PREFACE,
     VERSION,
     Attach,
     Attached,
@@ -36,11 +26,13 @@ from towline.protocol.messages import (
     Failed,
     Hello,
     PutGroup,
+    Quota,
     Request,
     Welcome,
 )
-from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
+from tests.inside.store import MemoryStore
+from towline.errors import BadRequest, TooLarge, TooMany, TooManyConnections, TowlineError, Unavailable, from_code
+from towline.model import GroupConfig, TopicConfig
 
 
 def refusals(asked: list[tuple[Request, type[Any]]], **settings: Any) -> list[Failed]:

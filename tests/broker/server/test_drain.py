@@ -10,11 +10,10 @@ import pytest
 
 from tests.broker.process import BrokerProcess, failing_start
 from tests.broker.raw_client import RawClient
+from tests.inside.frame import encode
+from tests.inside.protocol import Act, Failed, FrameHead, Pull, Pulled, Send, Sent, Settle, Settled, encode_envelope
 from tests.ports import free_port
 from towline.errors import Stopping
-from towline.frame import encode
-from towline.protocol.envelope import encode_envelope
-from towline.protocol.messages import Act, Failed, FrameHead, Pull, Pulled, Send, Sent, Settle, Settled
 
 STOPPING = Failed(Stopping.code, str(Stopping()))
 

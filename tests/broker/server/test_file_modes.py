@@ -12,12 +12,9 @@ import pytest
 
 import towline
 from tests.broker.process import ROOT, BrokerProcess, failing_start
-from towline.alarms.rule import AlarmRule
-from towline.client._sync.client import Client
-from towline.client.link.spool_file import SpoolFile
-from towline.store.log.format.segment import create_segment
-from towline.store.log.torn import cut_tail
-from towline.store.log.write.disk import REAL
+from tests.inside.alarms import AlarmRule
+from tests.inside.client import Client, SpoolFile
+from tests.inside.store import REAL, create_segment, cut_tail
 
 PASSWORD = "correct horse"
 PATIENCE_S = 30.0

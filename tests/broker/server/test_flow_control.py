@@ -15,10 +15,9 @@ from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient, open_pulled
 from tests.broker.steady_client import Bystander
 from tests.eventually import eventually
-from towline.errors import Unavailable
-from towline.frame import encode
-from towline.protocol.envelope import PREFACE, encode_envelope
-from towline.protocol.messages import (
+from tests.inside.frame import encode
+from tests.inside.protocol import (
+    PREFACE,
     Act,
     Beat,
     Done,
@@ -37,7 +36,9 @@ from towline.protocol.messages import (
     Stated,
     Topics,
     Welcome,
+    encode_envelope,
 )
+from towline.errors import Unavailable
 
 MB = 1 << 20
 DEADLINE_S = 60.0

@@ -7,8 +7,8 @@ import sys
 import urllib.request
 
 from tests.eventually import eventually
+from tests.inside.load import BrokerProcess
 from tests.ports import free_port
-from towline.load.broker import BrokerProcess
 
 SCRIPT = """
 import asyncio, os

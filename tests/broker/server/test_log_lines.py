@@ -12,9 +12,8 @@ import pytest
 
 import towline
 from tests.broker.process import ROOT, BrokerProcess
-from towline.cli.confirm import tell
-from towline.cli.output import ask, note, print_line
-from towline.log_lines import LineFormatter, harmless, log_to_stderr
+from tests.inside.cli import ask, note, print_line, tell
+from tests.inside.ground import LineFormatter, harmless, log_to_stderr
 
 PATIENCE_S = 30.0
 FORGED = "2026-01-01T00:00:00.000Z ERROR towline.broker: the disk is full"

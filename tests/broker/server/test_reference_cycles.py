@@ -9,15 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.eventually import eventually_done
+from tests.inside.broker import Broker, Dispatcher, Server, Session, Topic, open_store
+from tests.inside.ground import BrokerSettings
 from towline.aio import Client, connect
-from towline.broker.broker import Broker
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.open_store import open_store
-from towline.broker.server.listener import Server
-from towline.broker.server.session import Session
-from towline.broker.topics.topic import Topic
 from towline.model import RetryPolicy
-from towline.settings import BrokerSettings
 
 
 async def sends(mq: Client) -> None:
@@ -50,26 +45,23 @@ async def subscribes(mq: Client) -> None:
 
 
 @pytest.mark.parametrize("use", [sends, produces, consumes, waits, subscribes])
-def test_a_connection_that_is_gone_is_no_garbage(use: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        settings = BrokerSettings(store="memory:", reconnect_grace_s=0.01)
-        broker = await Broker.open(await open_store(settings), settings)
-        server = await Server.start(broker, "127.0.0.1", 0, None)
-        others = of_tests_before(Session)
-        gc.disable()
-        try:
-            for _ in range(4):
-                async with connect(f"towline://127.0.0.1:{server.port}") as mq:
-                    await use(mq)
-            await eventually_done(lambda: server.connections, holds=lambda count: count == 0)
-            # Who was heard last is looked after until another one is heard.
-            await eventually_done(lambda: left_behind(others, Session), holds=lambda left: left <= 1)
-        finally:
-            gc.enable()
-            await server.drain_and_close()
-            await broker.close()
-
-    asyncio.run(run())
+async def test_a_connection_that_is_gone_is_no_garbage(use: Callable[[Client], Awaitable[None]]) -> None:
+    settings = BrokerSettings(store="memory:", reconnect_grace_s=0.01)
+    broker = await Broker.open(await open_store(settings), settings)
+    server = await Server.start(broker, "127.0.0.1", 0, None)
+    others = of_tests_before(Session)
+    gc.disable()
+    try:
+        for _ in range(4):
+            async with connect(f"towline://127.0.0.1:{server.port}") as mq:
+                await use(mq)
+        await eventually_done(lambda: server.connections, holds=lambda count: count == 0)
+        # Who was heard last is looked after until another one is heard.
+        await eventually_done(lambda: left_behind(others, Session), holds=lambda left: left <= 1)
+    finally:
+        gc.enable()
+        await server.drain_and_close()
+        await broker.close()
 
 
 async def deletes_group(mq: Client) -> None:
@@ -98,27 +90,24 @@ async def fails(mq: Client) -> None:
 
 
 @pytest.mark.parametrize("use", [deletes_group, deletes_topic, deletes_subscribed])
-def test_groups_and_topics_that_are_gone_are_no_garbage(use: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        settings = BrokerSettings(store="memory:", reconnect_grace_s=0.01)
-        broker = await Broker.open(await open_store(settings), settings)
-        server = await Server.start(broker, "127.0.0.1", 0, None)
-        others = of_tests_before(Topic, Dispatcher)
-        gc.disable()
-        try:
-            for _ in range(4):
-                async with connect(f"towline://127.0.0.1:{server.port}") as mq:
-                    await use(mq)
-                await broker.maintain()
-                await broker.outlook.census._walk()
-            others += [*broker.topics.values(), *broker.topics.dispatchers()]
-            await eventually_done(lambda: left_behind(others, Topic, Dispatcher), holds=lambda left: left <= 2)
-        finally:
-            gc.enable()
-            await server.drain_and_close()
-            await broker.close()
-
-    asyncio.run(run())
+async def test_groups_and_topics_that_are_gone_are_no_garbage(use: Callable[[Client], Awaitable[None]]) -> None:
+    settings = BrokerSettings(store="memory:", reconnect_grace_s=0.01)
+    broker = await Broker.open(await open_store(settings), settings)
+    server = await Server.start(broker, "127.0.0.1", 0, None)
+    others = of_tests_before(Topic, Dispatcher)
+    gc.disable()
+    try:
+        for _ in range(4):
+            async with connect(f"towline://127.0.0.1:{server.port}") as mq:
+                await use(mq)
+            await broker.maintain()
+            await broker.outlook.census._walk()
+        others += [*broker.topics.values(), *broker.topics.dispatchers()]
+        await eventually_done(lambda: left_behind(others, Topic, Dispatcher), holds=lambda left: left <= 2)
+    finally:
+        gc.enable()
+        await server.drain_and_close()
+        await broker.close()
 
 
 def of_tests_before(*kinds: type) -> list[object]:

@@ -13,17 +13,13 @@ import pytest
 from tests.broker.raw_client import RawClient
 from tests.broker.server.conftest import connected
 from tests.eventually import eventually_done
+from tests.inside.broker import TABLE, Broker, Later, Own, Row, Server, join_small
+from tests.inside.frame import encode
+from tests.inside.protocol import cluster, encode_envelope
+from tests.inside.protocol import messages as m
+from tests.inside.protocol import transactions as tx
 from tests.unit.protocol import samples
-from towline.broker.broker import Broker
-from towline.broker.server.connection import join_small
-from towline.broker.server.listener import Server
-from towline.broker.server.requests import TABLE, Later, Own, Row
 from towline.errors import StoreFailed, TowlineError
-from towline.frame import encode
-from towline.protocol import cluster
-from towline.protocol import messages as m
-from towline.protocol import transactions as tx
-from towline.protocol.envelope import encode_envelope
 
 
 def boom(*_: Any, **__: Any) -> NoReturn:

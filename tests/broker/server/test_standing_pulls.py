@@ -12,13 +12,8 @@ import pytest
 from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient, open_pulled
 from tests.eventually import eventually, eventually_done
-from towline.broker.broker import Broker
-from towline.broker.server.connection import HOLD_WRITING
-from towline.broker.server.listener import Server
-from towline.errors import Stopping
-from towline.model import GroupConfig
-from towline.protocol.envelope import decode_answer, encode_envelope
-from towline.protocol.messages import (
+from tests.inside.broker import HOLD_WRITING, Broker, Server
+from tests.inside.protocol import (
     Act,
     Attach,
     Attached,
@@ -31,9 +26,12 @@ from towline.protocol.messages import (
     Pulled,
     Settle,
     Settled,
+    decode_answer,
+    encode_envelope,
 )
-from towline.store import Read
-from towline.store.memory import MemoryStore
+from tests.inside.store import MemoryStore, Read
+from towline.errors import Stopping
+from towline.model import GroupConfig
 
 Told = tuple[int, list[bytes], bool]
 NOTHING: list[bytes] = []

@@ -18,8 +18,7 @@ from tests.broker.process import BrokerProcess
 from tests.broker.raw_client import RawClient, open_pulled
 from tests.certificates import KIND, openssl
 from tests.eventually import eventually
-from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import (
+from tests.inside.protocol import (
     CreateTopic,
     Done,
     GroupInfo,
@@ -29,8 +28,9 @@ from towline.protocol.messages import (
     Pull,
     PutGroup,
     Request,
+    Scan,
 )
-from towline.protocol.scan import Scan
+from towline.model import GroupConfig, TopicConfig
 
 MB = 1 << 20
 BUDGET = 24 * MB

@@ -15,15 +15,12 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.broker import Broker
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.open_store import open_store
-from towline.delivery.catalog_changes import GROUP_CHANGES, TOPIC_CHANGES
+from tests.inside.broker import Broker, PrefixSubscription, open_store
+from tests.inside.delivery import GROUP_CHANGES, TOPIC_CHANGES
+from tests.inside.protocol import Attach, Pause, Pull, PutTopic
+from tests.inside.store import Append, Appended, Store
 from towline.errors import NotFound, TooMany, Unavailable
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.groups import Pause
-from towline.protocol.messages import Attach, Pull, PutTopic
-from towline.store import Append, Appended, Store
 
 FILES = ("topics.json", "subscriptionGroup.json")
 
@@ -93,69 +90,60 @@ async def topics(bench: Bench, count: int, prefix: str = "many") -> list[str]:
 # What was answered is there
 
 
-def test_what_was_made_and_changed_is_there_after_a_broker_that_ended_at_once(kept: World) -> None:
-    async def main() -> None:
+async def test_what_was_made_and_changed_is_there_after_a_broker_that_ended_at_once(kept: World) -> None:
+    async with cut_short(kept) as bench:
+        await bench.broker.topics.create(TopicConfig("ledger", shards=5, author="ann"))
+        await bench.send("sent", b"one")
+        await bench.broker.groups.put(GroupConfig("ledger", "audit", retry=RetryPolicy(7, (1.5,))))
+        await bench.broker.groups.put(GroupConfig("ledger", "gone"))
+        await bench.broker.groups.pause(Pause("ledger", "audit", True, "rest"))
+        await bench.attach("sent", "billing", max_attempts=9, mode="at-most-once")
+        await bench.broker.put_topic(PutTopic(TopicConfig("sent", retention_s=60.0)))
+        await bench.broker.put_topic(PutTopic(TopicConfig("any", author="bob"), template=True))
+        await bench.broker.groups.delete("ledger", "gone")
+        await bench.broker.topics.create(TopicConfig("dropped", shards=2))
+        await bench.broker.delete_topic("dropped")
+    for _ in range(2):  # as well if that one says nothing either
         async with cut_short(kept) as bench:
-            await bench.broker.topics.create(TopicConfig("ledger", shards=5, author="ann"))
-            await bench.send("sent", b"one")
-            await bench.broker.groups.put(GroupConfig("ledger", "audit", retry=RetryPolicy(7, (1.5,))))
-            await bench.broker.groups.put(GroupConfig("ledger", "gone"))
-            await bench.broker.groups.pause(Pause("ledger", "audit", True, "rest"))
-            await bench.attach("sent", "billing", max_attempts=9, mode="at-most-once")
-            await bench.broker.put_topic(PutTopic(TopicConfig("sent", retention_s=60.0)))
-            await bench.broker.put_topic(PutTopic(TopicConfig("any", author="bob"), template=True))
-            await bench.broker.groups.delete("ledger", "gone")
-            await bench.broker.topics.create(TopicConfig("dropped", shards=2))
-            await bench.broker.delete_topic("dropped")
-        for _ in range(2):  # as well if that one says nothing either
-            async with cut_short(kept) as bench:
-                states = {one.config.name: one.config for one in await bench.broker.topic_states()}
-                assert set(states) == {"ledger", "sent"}
-                assert (states["ledger"].shards, states["ledger"].author) == (5, "ann")
-                assert states["sent"].retention_s == 60.0
-                groups = {(one.config.topic, one.config.name): one.config for one in await bench.broker.group_states()}
-                assert set(groups) == {("ledger", "audit"), ("sent", "billing")}
-                audit, billing = groups["ledger", "audit"], groups["sent", "billing"]
-                assert (audit.retry, audit.paused, audit.pause_reason) == (RetryPolicy(7, (1.5,)), True, "rest")
-                assert (billing.retry.max_attempts, billing.mode) == (9, "at-most-once")
-                assert bench.broker.template().config.author == "bob"
-
-    asyncio.run(main())
+            states = {one.config.name: one.config for one in await bench.broker.topic_states()}
+            assert set(states) == {"ledger", "sent"}
+            assert (states["ledger"].shards, states["ledger"].author) == (5, "ann")
+            assert states["sent"].retention_s == 60.0
+            groups = {(one.config.topic, one.config.name): one.config for one in await bench.broker.group_states()}
+            assert set(groups) == {("ledger", "audit"), ("sent", "billing")}
+            audit, billing = groups["ledger", "audit"], groups["sent", "billing"]
+            assert (audit.retry, audit.paused, audit.pause_reason) == (RetryPolicy(7, (1.5,)), True, "rest")
+            assert (billing.retry.max_attempts, billing.mode) == (9, "at-most-once")
+            assert bench.broker.template().config.author == "bob"
 
 
-def test_a_torn_tail_takes_no_group_that_was_answered_before(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.attach("orders", "first", max_attempts=9)
-            after = crash(disk, tmp_path / "crashed")
-            await bench.attach("orders", "second", max_attempts=9)
-            torn = crash(disk, tmp_path / "torn")
-        [segment] = (tmp_path / "torn" / "data" / "log").glob("*.log")
-        [whole] = (tmp_path / "crashed" / "data" / "log").glob("*.log")
-        before, now = whole.read_bytes(), bytearray(segment.read_bytes())
-        begin = next(at for at in range(0, len(before), 8) if before[at : at + 8] != now[at : at + 8])
-        now[begin + 80 :] = bytes(len(now) - begin - 80)  # the unit of the second one came to the disk in part
-        segment.write_bytes(now)
-        for world, names in ((after, ["first"]), (torn, ["first"])):
-            async with world.open() as bench:
-                groups = await bench.broker.group_states("orders")
-                assert [one.config.name for one in groups] == names, world.store_url
-                assert groups[0].config.retry.max_attempts == 9
-
-    asyncio.run(main())
+async def test_a_torn_tail_takes_no_group_that_was_answered_before(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.attach("orders", "first", max_attempts=9)
+        after = crash(disk, tmp_path / "crashed")
+        await bench.attach("orders", "second", max_attempts=9)
+        torn = crash(disk, tmp_path / "torn")
+    [segment] = (tmp_path / "torn" / "data" / "log").glob("*.log")
+    [whole] = (tmp_path / "crashed" / "data" / "log").glob("*.log")
+    before, now = whole.read_bytes(), bytearray(segment.read_bytes())
+    begin = next(at for at in range(0, len(before), 8) if before[at : at + 8] != now[at : at + 8])
+    now[begin + 80 :] = bytes(len(now) - begin - 80)  # the unit of the second one came to the disk in part
+    segment.write_bytes(now)
+    for world, names in ((after, ["first"]), (torn, ["first"])):
+        async with world.open() as bench:
+            groups = await bench.broker.group_states("orders")
+            assert [one.config.name for one in groups] == names, world.store_url
+            assert groups[0].config.retry.max_attempts == 9
 
 
-def test_a_group_and_where_it_begins_come_in_one_unit(disk: World, tmp_path: Path) -> None:
+async def test_a_group_and_where_it_begins_come_in_one_unit(disk: World, tmp_path: Path) -> None:
     """Otherwise it would come back with other settings, or elsewhere."""
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"old")
-            counted = Counted(bench.store)
-            await bench.attach("orders", "late", start="latest")
-            assert counted.appends == 1
-
-    asyncio.run(main())
+    async with disk.open() as bench:
+        await bench.send("orders", b"old")
+        counted = Counted(bench.store)
+        await bench.attach("orders", "late", start="latest")
+        assert counted.appends == 1
 
 
 # What it costs
@@ -185,23 +173,22 @@ def test_a_group_and_a_topic_cost_the_same_however_many_there_are(world: World) 
     asyncio.run(main())
 
 
-def test_the_room_for_shards_is_counted_as_topics_come_and_go(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.topics.topics.MAX_SHARDS_IN_ALL", 10)
+async def test_the_room_for_shards_is_counted_as_topics_come_and_go(
+    disk: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.inside.broker.topics.MAX_SHARDS_IN_ALL", 10)
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.broker.topics.create(TopicConfig("six", shards=6))
-            with pytest.raises(TooMany, match="10 shards in all"):
-                await bench.broker.topics.create(TopicConfig("five", shards=5))
-            await bench.broker.delete_topic("six")
+    async with disk.open() as bench:
+        await bench.broker.topics.create(TopicConfig("six", shards=6))
+        with pytest.raises(TooMany, match="10 shards in all"):
             await bench.broker.topics.create(TopicConfig("five", shards=5))
-            await bench.broker.put_topic(PutTopic(TopicConfig("five", shards=5, author="ann")))
-        async with disk.open() as bench:
-            with pytest.raises(TooMany):
-                await bench.broker.topics.create(TopicConfig("six", shards=6))
-            await bench.broker.topics.create(TopicConfig("fives", shards=5))
-
-    asyncio.run(main())
+        await bench.broker.delete_topic("six")
+        await bench.broker.topics.create(TopicConfig("five", shards=5))
+        await bench.broker.put_topic(PutTopic(TopicConfig("five", shards=5, author="ann")))
+    async with disk.open() as bench:
+        with pytest.raises(TooMany):
+            await bench.broker.topics.create(TopicConfig("six", shards=6))
+        await bench.broker.topics.create(TopicConfig("fives", shards=5))
 
 
 def test_topics_by_prefix_come_up_together_and_others_are_served_meanwhile(world: World) -> None:
@@ -331,7 +318,7 @@ def test_a_topic_that_is_made_anew_while_it_is_joined_is_joined_anew(disk: World
 def test_a_topic_that_cannot_be_joined_holds_no_other_up_and_is_tried_again(
     disk: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("towline.broker.consume.prefix_subscription.AGAIN_S", 0.01)
+    monkeypatch.setattr("tests.inside.broker.prefix_subscription.AGAIN_S", 0.01)
 
     async def scenario(bench: Bench) -> None:
         await topics(bench, 1)
@@ -399,67 +386,56 @@ def test_the_files_follow_by_themselves_and_what_they_have_leaves_the_log(disk: 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 @pytest.mark.parametrize("rounds", [2, 5])
-def test_the_file_before_and_the_log_have_all_if_the_last_file_is_damaged(
+async def test_the_file_before_and_the_log_have_all_if_the_last_file_is_damaged(
     disk: World, rounds: int, damage: str
 ) -> None:
-    async def main() -> None:
+    async with disk.open() as bench:
+        for number in range(rounds):
+            await bench.broker.topics.create(TopicConfig(f"t{number}", shards=3, author="ann"))
+            await bench.broker.groups.put(GroupConfig(f"t{number}", "g", timeout_s=7.0))
+            await bench.broker.maintain()
+        await bench.broker.topics.create(TopicConfig("last", shards=4))
+    for name in FILES:
+        file = config(disk, name)
+        file.unlink() if damage == "gone" else file.write_bytes(file.read_bytes()[:-20])
+    async with disk.open() as bench:
+        states = {one.config.name: one.config for one in await bench.broker.topic_states()}
+        assert {name: one.shards for name, one in states.items()} == {
+            **{f"t{number}": 3 for number in range(rounds)},
+            "last": 4,
+        }
+        assert [one.config.timeout_s for one in await bench.broker.group_states()] == [7.0] * rounds
+
+
+async def test_what_people_write_into_the_files_counts(disk: World) -> None:
+    async with disk.open() as bench:
+        await bench.broker.topics.create(TopicConfig("orders", author="ann"))
+        await bench.attach("orders", "billing")
+    for name, key, edited in zip(FILES, ("topics", "groups"), ({"author": "bob"}, {"timeout_s": 42.0}), strict=True):
+        found = document(disk, name)
+        found[key][0] |= edited
+        config(disk, name).write_text(json.dumps(found))
+    for _ in range(2):
         async with disk.open() as bench:
-            for number in range(rounds):
-                await bench.broker.topics.create(TopicConfig(f"t{number}", shards=3, author="ann"))
-                await bench.broker.groups.put(GroupConfig(f"t{number}", "g", timeout_s=7.0))
-                await bench.broker.maintain()
-            await bench.broker.topics.create(TopicConfig("last", shards=4))
-        for name in FILES:
-            file = config(disk, name)
-            file.unlink() if damage == "gone" else file.write_bytes(file.read_bytes()[:-20])
-        async with disk.open() as bench:
-            states = {one.config.name: one.config for one in await bench.broker.topic_states()}
-            assert {name: one.shards for name, one in states.items()} == {
-                **{f"t{number}": 3 for number in range(rounds)},
-                "last": 4,
-            }
-            assert [one.config.timeout_s for one in await bench.broker.group_states()] == [7.0] * rounds
-
-    asyncio.run(main())
+            assert bench.broker.topic_state("orders").config.author == "bob"
+            assert bench.broker.group_state("orders", "billing").config.timeout_s == 42.0
+            await bench.broker.topics.create(TopicConfig(f"more-{len(bench.broker.topics)}"))
 
 
-def test_what_people_write_into_the_files_counts(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.broker.topics.create(TopicConfig("orders", author="ann"))
-            await bench.attach("orders", "billing")
-        for name, key, edited in zip(
-            FILES, ("topics", "groups"), ({"author": "bob"}, {"timeout_s": 42.0}), strict=True
-        ):
-            found = document(disk, name)
-            found[key][0] |= edited
-            config(disk, name).write_text(json.dumps(found))
-        for _ in range(2):
-            async with disk.open() as bench:
-                assert bench.broker.topic_state("orders").config.author == "bob"
-                assert bench.broker.group_state("orders", "billing").config.timeout_s == 42.0
-                await bench.broker.topics.create(TopicConfig(f"more-{len(bench.broker.topics)}"))
-
-    asyncio.run(main())
-
-
-def test_files_of_the_version_before_are_read_and_what_comes_next_is_kept(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open():
-            pass
-        config(disk, "topics.json").write_text('{"topics": [{"name": "orders", "shards": 3}]}')
-        config(disk, "subscriptionGroup.json").write_text('{"groups": [{"topic": "orders", "name": "billing"}]}')
-        async with disk.open() as bench:
-            await bench.broker.topics.create(TopicConfig("new", shards=2))
-            await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=3.0))
-            after = crash(disk, tmp_path / "crashed")
-        for world in (after, disk):
-            async with world.open() as bench:
-                shards = {one.config.name: one.config.shards for one in await bench.broker.topic_states()}
-                assert shards == {"orders": 3, "new": 2}
-                assert bench.broker.group_state("orders", "billing").config.timeout_s == 3.0
-
-    asyncio.run(main())
+async def test_files_of_the_version_before_are_read_and_what_comes_next_is_kept(disk: World, tmp_path: Path) -> None:
+    async with disk.open():
+        pass
+    config(disk, "topics.json").write_text('{"topics": [{"name": "orders", "shards": 3}]}')
+    config(disk, "subscriptionGroup.json").write_text('{"groups": [{"topic": "orders", "name": "billing"}]}')
+    async with disk.open() as bench:
+        await bench.broker.topics.create(TopicConfig("new", shards=2))
+        await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=3.0))
+        after = crash(disk, tmp_path / "crashed")
+    for world in (after, disk):
+        async with world.open() as bench:
+            shards = {one.config.name: one.config.shards for one in await bench.broker.topic_states()}
+            assert shards == {"orders": 3, "new": 2}
+            assert bench.broker.group_state("orders", "billing").config.timeout_s == 3.0
 
 
 def test_files_that_are_newer_than_the_log_count_and_go_on_with_it(
@@ -514,24 +490,21 @@ def test_a_file_from_long_ago_is_said_to_miss_changes(disk: World, caplog: pytes
     assert "topics.json goes up to change 1, and the log has those from 4 on" in caplog.text
 
 
-def test_changes_that_come_while_a_file_is_written_are_in_the_next_one(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await topics(bench, 1_000)
-            writing = asyncio.ensure_future(bench.broker._catalog.write())
-            await asyncio.sleep(0)
-            made = 0
-            while not writing.done():
-                await bench.broker.topics.create(TopicConfig(f"new-{made}", shards=2))
-                made += 1
-            assert made
-            crashed = crash(disk, tmp_path / "crashed")
-        assert len(document(crashed, "topics.json")["topics"]) < 1_000 + made
-        async with crashed.open() as bench:
-            assert len(bench.broker.topics) == 1_000 + made
-            assert all(len(bench.broker.topics[f"new-{number}"].lanes) == 2 for number in range(made))
-
-    asyncio.run(main())
+async def test_changes_that_come_while_a_file_is_written_are_in_the_next_one(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await topics(bench, 1_000)
+        writing = asyncio.ensure_future(bench.broker._catalog.write())
+        await asyncio.sleep(0)
+        made = 0
+        while not writing.done():
+            await bench.broker.topics.create(TopicConfig(f"new-{made}", shards=2))
+            made += 1
+        assert made
+        crashed = crash(disk, tmp_path / "crashed")
+    assert len(document(crashed, "topics.json")["topics"]) < 1_000 + made
+    async with crashed.open() as bench:
+        assert len(bench.broker.topics) == 1_000 + made
+        assert all(len(bench.broker.topics[f"new-{number}"].lanes) == 2 for number in range(made))
 
 
 def test_a_full_memory_store_still_takes_topics(tmp_path: Path) -> None:
@@ -587,74 +560,65 @@ def test_what_a_broker_of_the_version_before_has_changed_since_is_not_undone(kep
     asyncio.run(main())
 
 
-def test_while_brokers_of_the_version_before_may_come_the_files_have_what_was_answered(kept: World) -> None:
-    async def main() -> None:
-        async with cut_short(kept) as bench:
-            setattr(bench.store, "older_may_come", True)  # noqa: B010 - as that of a realm says it
-            await bench.broker.topics.create(TopicConfig("orders", shards=3))
-            await bench.attach("orders", "billing", timeout_s=7.0)
-            files = [json.loads(await bench.store.load(name) or b"") for name in FILES]
-            assert [one["shards"] for one in files[0]["topics"]] == [3]
-            assert [one["timeout_s"] for one in files[1]["groups"]] == [7.0]
-
-    asyncio.run(main())
+async def test_while_brokers_of_the_version_before_may_come_the_files_have_what_was_answered(kept: World) -> None:
+    async with cut_short(kept) as bench:
+        setattr(bench.store, "older_may_come", True)  # noqa: B010 - as that of a realm says it
+        await bench.broker.topics.create(TopicConfig("orders", shards=3))
+        await bench.attach("orders", "billing", timeout_s=7.0)
+        files = [json.loads(await bench.store.load(name) or b"") for name in FILES]
+        assert [one["shards"] for one in files[0]["topics"]] == [3]
+        assert [one["timeout_s"] for one in files[1]["groups"]] == [7.0]
 
 
-def test_what_came_and_went_while_a_file_was_written_does_not_come_back(
+async def test_what_came_and_went_while_a_file_was_written_does_not_come_back(
     disk: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with cut_short(disk) as bench:
-            catalog, save = bench.broker._catalog, bench.store.save
-            await bench.broker.topics.create(TopicConfig("orders"))
-            await catalog.write()
-            begun, go_on = asyncio.Event(), asyncio.Event()
+    async with cut_short(disk) as bench:
+        catalog, save = bench.broker._catalog, bench.store.save
+        await bench.broker.topics.create(TopicConfig("orders"))
+        await catalog.write()
+        begun, go_on = asyncio.Event(), asyncio.Event()
 
-            async def slow(name: str, content: bytes) -> None:
-                if name == "topics.json":
-                    begun.set()
-                    await go_on.wait()
-                await save(name, content)
+        async def slow(name: str, content: bytes) -> None:
+            if name == "topics.json":
+                begun.set()
+                await go_on.wait()
+            await save(name, content)
 
-            monkeypatch.setattr(bench.store, "save", slow)
-            # There is no room for the change, so that it is in no stream when the file is written.
-            catalog.put_topic(TopicConfig("gone"))
-            writing = asyncio.create_task(catalog.write())
-            await begun.wait()
-            catalog.drop_topic("gone")
-            go_on.set()
-            await writing
-            assert catalog.is_behind
-            await catalog.write()
-        async with disk.open() as bench:
-            assert [one.config.name for one in await bench.broker.topic_states()] == ["orders"]
-
-    asyncio.run(main())
+        monkeypatch.setattr(bench.store, "save", slow)
+        # There is no room for the change, so that it is in no stream when the file is written.
+        catalog.put_topic(TopicConfig("gone"))
+        writing = asyncio.create_task(catalog.write())
+        await begun.wait()
+        catalog.drop_topic("gone")
+        go_on.set()
+        await writing
+        assert catalog.is_behind
+        await catalog.write()
+    async with disk.open() as bench:
+        assert [one.config.name for one in await bench.broker.topic_states()] == ["orders"]
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_group_whose_deletion_was_cut_short_does_not_come_back_with_other_settings(
+async def test_a_group_whose_deletion_was_cut_short_does_not_come_back_with_other_settings(
     kept: World, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
-    async def main() -> None:
-        async with cut_short(kept) as bench:
-            await bench.send("orders", b"x")
-            await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=7.0, start="earliest"))
-            await bench.broker.groups.pause(Pause("orders", "billing", True))
+    async with cut_short(kept) as bench:
+        await bench.send("orders", b"x")
+        await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=7.0, start="earliest"))
+        await bench.broker.groups.pause(Pause("orders", "billing", True))
 
-            async def cut(*_: object, **__: object) -> None:
-                if written:
-                    await bench.broker._catalog.write()
-                raise NotFound("the power is gone")
+        async def cut(*_: object, **__: object) -> None:
+            if written:
+                await bench.broker._catalog.write()
+            raise NotFound("the power is gone")
 
-            monkeypatch.setattr(bench.store, "trim", cut)
-            with pytest.raises(NotFound, match="the power"):
-                await bench.broker.groups.delete("orders", "billing")
-        async with kept.open() as bench:
-            assert not await bench.broker.group_states()
-            first, end, _ = bench.store.bounds("pull/orders/billing")
-            assert first == end
-            member = await bench.attach(start="earliest")
-            assert (await bench.pull(member)).bodies == [b"x"]
-
-    asyncio.run(main())
+        monkeypatch.setattr(bench.store, "trim", cut)
+        with pytest.raises(NotFound, match="the power"):
+            await bench.broker.groups.delete("orders", "billing")
+    async with kept.open() as bench:
+        assert not await bench.broker.group_states()
+        first, end, _ = bench.store.bounds("pull/orders/billing")
+        assert first == end
+        member = await bench.attach(start="earliest")
+        assert (await bench.pull(member)).bodies == [b"x"]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
-from towline.clock import ManualClock
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import CancelDelayed, PutTopic
 from towline.errors import NotFound, StoreDamaged
-from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import CancelDelayed, PutTopic
 
 
 def config(disk: World, name: str) -> Path:
@@ -72,31 +72,25 @@ def test_a_damaged_file_falls_back_to_its_predecessor_and_says_so(
     assert f"config file {name} is not used: it cannot be read: " in said[0]
 
 
-def test_a_missing_file_falls_back_to_its_predecessor_and_what_changed_since(disk: World) -> None:
-    async def main() -> None:
-        await make(disk, "orders")
-        async with disk.open() as bench:
-            await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=60.0)))
-            await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=90.0)))
-        config(disk, "topics.json").unlink()
-        async with disk.open() as bench:
-            assert bench.broker.topic_state("orders").config.retention_s == 90.0
-
-    asyncio.run(main())
+async def test_a_missing_file_falls_back_to_its_predecessor_and_what_changed_since(disk: World) -> None:
+    await make(disk, "orders")
+    async with disk.open() as bench:
+        await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=60.0)))
+        await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=90.0)))
+    config(disk, "topics.json").unlink()
+    async with disk.open() as bench:
+        assert bench.broker.topic_state("orders").config.retention_s == 90.0
 
 
 @pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json"])
-def test_if_both_are_damaged_the_error_names_both_and_says_what_to_do(disk: World, name: str) -> None:
-    async def main() -> None:
-        await make(disk, "orders")
-        await make(disk, "orders", "stock")
-        damage(config(disk, name))
-        damage(config(disk, f"{name}.bak"))
-        with pytest.raises(StoreDamaged, match=rf"{name} .* {name}\.bak: .*Mend one of them.*remove both"):
-            async with disk.open():
-                pass
-
-    asyncio.run(main())
+async def test_if_both_are_damaged_the_error_names_both_and_says_what_to_do(disk: World, name: str) -> None:
+    await make(disk, "orders")
+    await make(disk, "orders", "stock")
+    damage(config(disk, name))
+    damage(config(disk, f"{name}.bak"))
+    with pytest.raises(StoreDamaged, match=rf"{name} .* {name}\.bak: .*Mend one of them.*remove both"):
+        async with disk.open():
+            pass
 
 
 def test_if_both_offset_files_are_damaged_the_pull_logs_are_replayed(
@@ -119,47 +113,41 @@ def test_if_both_offset_files_are_damaged_the_pull_logs_are_replayed(
     assert "replayed" in caplog.text
 
 
-def test_events_behind_the_predecessor_of_the_last_snapshot_are_kept(disk: World) -> None:
+async def test_events_behind_the_predecessor_of_the_last_snapshot_are_kept(disk: World) -> None:
     """Otherwise falling back to it would be of no use."""
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", *(b"%d" % n for n in range(10)))
-            member = await bench.attach()
-            for _ in range(5):
-                await bench.act(member, ACK, await bench.pull(member, 2))
-                await bench.broker.maintain()
-        damage(config(disk, "consumerOffset.json"))
-        async with disk.open() as bench:
-            assert bench.broker.group_state("orders", "billing").lag == 0
-
-    asyncio.run(main())
+    async with disk.open() as bench:
+        await bench.send("orders", *(b"%d" % n for n in range(10)))
+        member = await bench.attach()
+        for _ in range(5):
+            await bench.act(member, ACK, await bench.pull(member, 2))
+            await bench.broker.maintain()
+    damage(config(disk, "consumerOffset.json"))
+    async with disk.open() as bench:
+        assert bench.broker.group_state("orders", "billing").lag == 0
 
 
-def test_offsets_are_shown_by_the_names_of_lanes_and_read_in_both_forms(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"one", b"two")
-            member = await bench.attach()
-            await bench.act(member, ACK, await bench.pull(member, 1))
-            await bench.broker.topics.create(TopicConfig("ledger", shards=2))
-            await bench.send("ledger", b"one", lane=1, shard_keys=["key"])
-            await bench.attach("ledger")
-        written = document(disk, "consumerOffset.json")
-        offsets = {one["topic"]: one["offsets"] for one in written["groups"]}
-        own = {"own-high": 0, "own-middle": 0, "own-low": 0}
-        assert offsets == {
-            "orders": {"high": 0, "middle": 1, "low": 0} | own,
-            "ledger": {"0": 0, "1": 0} | own,
-        }
-        for one in written["groups"]:
-            one["offsets"] = list(one["offsets"].values())  # as earlier versions wrote them
-        config(disk, "consumerOffset.json").write_text(json.dumps(written))
-        async with disk.open() as bench:
-            assert bench.broker.group_state("orders", "billing").lag == 1
-            assert bench.broker.group_state("ledger", "billing").lag == 1
-
-    asyncio.run(main())
+async def test_offsets_are_shown_by_the_names_of_lanes_and_read_in_both_forms(disk: World) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"one", b"two")
+        member = await bench.attach()
+        await bench.act(member, ACK, await bench.pull(member, 1))
+        await bench.broker.topics.create(TopicConfig("ledger", shards=2))
+        await bench.send("ledger", b"one", lane=1, shard_keys=["key"])
+        await bench.attach("ledger")
+    written = document(disk, "consumerOffset.json")
+    offsets = {one["topic"]: one["offsets"] for one in written["groups"]}
+    own = {"own-high": 0, "own-middle": 0, "own-low": 0}
+    assert offsets == {
+        "orders": {"high": 0, "middle": 1, "low": 0} | own,
+        "ledger": {"0": 0, "1": 0} | own,
+    }
+    for one in written["groups"]:
+        one["offsets"] = list(one["offsets"].values())  # as earlier versions wrote them
+    config(disk, "consumerOffset.json").write_text(json.dumps(written))
+    async with disk.open() as bench:
+        assert bench.broker.group_state("orders", "billing").lag == 1
+        assert bench.broker.group_state("ledger", "billing").lag == 1
 
 
 def test_the_schedule_keeps_its_progress_in_a_file_with_a_version_and_a_predecessor(
@@ -197,27 +185,24 @@ def test_the_schedule_keeps_its_progress_in_a_file_with_a_version_and_a_predeces
     assert "config file delayOffset.json is not used: it cannot be read: " in caplog.text
 
 
-def test_marks_behind_the_predecessor_of_the_last_schedule_are_kept(disk: World) -> None:
+async def test_marks_behind_the_predecessor_of_the_last_schedule_are_kept(disk: World) -> None:
     """Otherwise falling back to it would bring back what was cancelled since."""
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
-            for number in range(6):
-                await bench.send("orders", b"%d" % number, deliver_at_us=[-3_000_000_000])
-            for number in range(4):
-                await bench.broker.delayed.cancel(CancelDelayed("orders", [number + 1]))
-                await bench.broker.maintain()
-            older, newer = (document(disk, f"delayOffset.json{end}") for end in (".bak", ""))
-            assert older["position"] < newer["position"]
-        damage(config(disk, "delayOffset.json"))
-        config(disk, "delayOffset.json.bak").write_text(json.dumps(older))
-        async with disk.open(clock) as bench:
-            clock.advance(3_600)
-            await bench.broker.scheduler.catch_up()
-            assert (await bench.pull(await bench.attach())).bodies == [b"4", b"5"]
-
-    asyncio.run(main())
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
+        for number in range(6):
+            await bench.send("orders", b"%d" % number, deliver_at_us=[-3_000_000_000])
+        for number in range(4):
+            await bench.broker.delayed.cancel(CancelDelayed("orders", [number + 1]))
+            await bench.broker.maintain()
+        older, newer = (document(disk, f"delayOffset.json{end}") for end in (".bak", ""))
+        assert older["position"] < newer["position"]
+    damage(config(disk, "delayOffset.json"))
+    config(disk, "delayOffset.json.bak").write_text(json.dumps(older))
+    async with disk.open(clock) as bench:
+        clock.advance(3_600)
+        await bench.broker.scheduler.catch_up()
+        assert (await bench.pull(await bench.attach())).bodies == [b"4", b"5"]
 
 
 # --- the template
@@ -237,20 +222,17 @@ def test_a_topic_made_by_the_first_send_takes_over_the_template(world: World) ->
     world.run(scenario)
 
 
-def test_template_and_edited_topics_survive_a_restart(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.broker.put_topic(PutTopic(TopicConfig("any", retention_s=77.0), True))
-            await bench.send("orders", b"x")
-            created_at_us = bench.broker.topic_state("orders").config.created_at_us
-            await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=5.0)))
-        async with disk.open() as bench:
-            assert bench.broker.topic_state("orders").config == TopicConfig("orders", created_at_us, 5.0)
-            assert bench.broker.template().config.retention_s == 77.0
-            with pytest.raises(NotFound):
-                await bench.broker.put_topic(PutTopic(TopicConfig("none")))
-
-    asyncio.run(main())
+async def test_template_and_edited_topics_survive_a_restart(disk: World) -> None:
+    async with disk.open() as bench:
+        await bench.broker.put_topic(PutTopic(TopicConfig("any", retention_s=77.0), True))
+        await bench.send("orders", b"x")
+        created_at_us = bench.broker.topic_state("orders").config.created_at_us
+        await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=5.0)))
+    async with disk.open() as bench:
+        assert bench.broker.topic_state("orders").config == TopicConfig("orders", created_at_us, 5.0)
+        assert bench.broker.template().config.retention_s == 77.0
+        with pytest.raises(NotFound):
+            await bench.broker.put_topic(PutTopic(TopicConfig("none")))
 
 
 def test_topics_and_groups_are_switched_separately(world: World) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.broker.test_recovery import crash
-from towline.cli.check import _look_at_remains
+from tests.inside.cli import _look_at_remains
+from tests.inside.protocol import Resend
 from towline.errors import TooMany
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import Resend
 
 MOST = 12
 
@@ -35,27 +34,24 @@ async def fill(bench: Bench) -> int:
     return number
 
 
-def test_topics_that_come_and_go_leave_no_more_names_than_a_limit(world: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with world.open(max_gone_streams=MOST) as bench:
-            await bench.send("stays", b"x")
-            assert await fill(bench) == MOST
-            assert len(bench.store.streams("lane/")) == MOST + 1
+async def test_topics_that_come_and_go_leave_no_more_names_than_a_limit(world: World, tmp_path: Path) -> None:
+    async with world.open(max_gone_streams=MOST) as bench:
+        await bench.send("stays", b"x")
+        assert await fill(bench) == MOST
+        assert len(bench.store.streams("lane/")) == MOST + 1
+        with pytest.raises(TooMany):
+            await bench.broker.topics.create(TopicConfig("new"))
+        with pytest.raises(TooMany, match="group billing on topic stays is not made"):
+            await bench.broker.groups.put(GroupConfig("stays", "billing"))
+        passing = await bench.attach("stays", "~passing", ephemeral=True)
+        assert (await bench.pull(passing)).bodies == [b"x"], "reading goes on"
+        after = crash(world, tmp_path / "crashed") if world.kind == "log" else world
+    if world.kind != "memory":
+        async with after.open(max_gone_streams=MOST) as bench:
             with pytest.raises(TooMany):
-                await bench.broker.topics.create(TopicConfig("new"))
-            with pytest.raises(TooMany, match="group billing on topic stays is not made"):
-                await bench.broker.groups.put(GroupConfig("stays", "billing"))
-            passing = await bench.attach("stays", "~passing", ephemeral=True)
-            assert (await bench.pull(passing)).bodies == [b"x"], "reading goes on"
-            after = crash(world, tmp_path / "crashed") if world.kind == "log" else world
-        if world.kind != "memory":
-            async with after.open(max_gone_streams=MOST) as bench:
-                with pytest.raises(TooMany):
-                    await bench.send("new", b"x")
-            async with after.open(max_gone_streams=MOST + 1) as bench:
                 await bench.send("new", b"x")
-
-    asyncio.run(main())
+        async with after.open(max_gone_streams=MOST + 1) as bench:
+            await bench.send("new", b"x")
 
 
 def test_a_name_that_was_deleted_may_be_used_again_and_counts_on(world: World) -> None:
@@ -72,36 +68,31 @@ def test_a_name_that_was_deleted_may_be_used_again_and_counts_on(world: World) -
     world.run(scenario, max_gone_streams=MOST)
 
 
-def test_what_deleted_groups_leave_counts_as_well(world: World) -> None:
-    async def main() -> None:
+async def test_what_deleted_groups_leave_counts_as_well(world: World) -> None:
+    async with world.open(max_gone_streams=MOST) as bench:
+        await bench.send("orders", b"a", b"b", b"c")
+        passing = await bench.attach(group="~passing", ephemeral=True)
+        await bench.act(passing, DEAD, await bench.pull(passing, 3))
+        await bench.broker.groups.buried("orders", "~passing")
+        await bench.broker.consumers.detach(passing)
+        for group in ("idle", "used"):
+            member = await bench.attach(group=group)
+            if group == "used":
+                await bench.act(member, DEAD, await bench.pull(member, 3))
+                await bench.broker.groups.buried("orders", group)
+                await bench.broker.dead_letters.resend(Resend("orders", group))
+                await bench.act(member, ACK, await bench.pull(member, 3))
+            await bench.broker.groups.delete("orders", group)
+        left = bench.broker.figures()["gone_streams"]
+        assert set(bench.store.streams("dead/orders/u") + bench.store.streams("own/")) == bench.broker.remains._names
+        assert left == 2
+        await bench.attach(group="used")
+        assert bench.broker.figures()["gone_streams"] == 0
+        await bench.broker.groups.delete("orders", "used")
+        assert bench.broker.figures()["gone_streams"] == left
+    if world.kind != "memory":
         async with world.open(max_gone_streams=MOST) as bench:
-            await bench.send("orders", b"a", b"b", b"c")
-            passing = await bench.attach(group="~passing", ephemeral=True)
-            await bench.act(passing, DEAD, await bench.pull(passing, 3))
-            await bench.broker.groups.buried("orders", "~passing")
-            await bench.broker.consumers.detach(passing)
-            for group in ("idle", "used"):
-                member = await bench.attach(group=group)
-                if group == "used":
-                    await bench.act(member, DEAD, await bench.pull(member, 3))
-                    await bench.broker.groups.buried("orders", group)
-                    await bench.broker.dead_letters.resend(Resend("orders", group))
-                    await bench.act(member, ACK, await bench.pull(member, 3))
-                await bench.broker.groups.delete("orders", group)
-            left = bench.broker.figures()["gone_streams"]
-            assert (
-                set(bench.store.streams("dead/orders/u") + bench.store.streams("own/")) == bench.broker.remains._names
-            )
-            assert left == 2
-            await bench.attach(group="used")
-            assert bench.broker.figures()["gone_streams"] == 0
-            await bench.broker.groups.delete("orders", "used")
             assert bench.broker.figures()["gone_streams"] == left
-        if world.kind != "memory":
-            async with world.open(max_gone_streams=MOST) as bench:
-                assert bench.broker.figures()["gone_streams"] == left
-
-    asyncio.run(main())
 
 
 def test_check_warns_before_the_limit_is_reached() -> None:

@@ -12,15 +12,13 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
+from tests.inside.broker import Member, exposition
+from tests.inside.cli import CRITICAL, _look
+from tests.inside.delivery import State
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Attach, Measure, Pull
 from tests.store.log.small_logs import unreadable as unreadable_files
-from towline.broker.consume.member import Member
-from towline.broker.monitor.prometheus import exposition
-from towline.cli.check import CRITICAL, _look
-from towline.clock import ManualClock
-from towline.delivery.group.states import State
 from towline.errors import Unavailable, Unreadable
-from towline.protocol.access import Measure
-from towline.protocol.messages import Attach, Pull
 
 
 @contextmanager
@@ -58,25 +56,22 @@ def test_a_pull_that_cannot_be_read_holds_nothing_back(world: World, wait_ms: in
 
 
 @pytest.mark.parametrize("error", [Unavailable("not now"), OSError(errno.EMFILE, "too many open files")])
-def test_delayed_messages_are_delivered_once_they_can_be_read_again(
+async def test_delayed_messages_are_delivered_once_they_can_be_read_again(
     disk: World, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.broker.schedule.timer_loop.BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr("tests.inside.broker.timer_loop.BACKOFF_MIN_S", 0.01)
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
-            await bench.send("orders", b"later", deliver_at_us=[-10_000_000])
-            with unreadable(bench, error) as failed:
-                clock.advance(9)
-                bench.broker.scheduler.wake()
-                await eventually_done(lambda: failed)
-            clock.advance(2)
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
+        await bench.send("orders", b"later", deliver_at_us=[-10_000_000])
+        with unreadable(bench, error) as failed:
+            clock.advance(9)
             bench.broker.scheduler.wake()
-            got = await bench.pull(await bench.attach(), wait_ms=60_000)
-            assert got.bodies == [b"later"]
-
-    asyncio.run(main())
+            await eventually_done(lambda: failed)
+        clock.advance(2)
+        bench.broker.scheduler.wake()
+        got = await bench.pull(await bench.attach(), wait_ms=60_000)
+        assert got.bodies == [b"later"]
 
 
 # --- the disk does not read -------------------------------------------------------------------------------------------
@@ -96,8 +91,8 @@ def skips(bench: Bench) -> int:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.consume.dispatcher.PROBE_MIN_S", 0.02)
-    monkeypatch.setattr("towline.store.log.store._PAUSES_S", (0.001,))
+    monkeypatch.setattr("tests.inside.broker.dispatcher.PROBE_MIN_S", 0.02)
+    monkeypatch.setattr("tests.inside.store.store._PAUSES_S", (0.001,))
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
@@ -206,15 +201,12 @@ def test_what_dies_while_the_disk_does_not_read_is_buried_later(disk: World) -> 
     disk.run(scenario)
 
 
-def test_a_broker_does_not_start_on_a_pull_log_that_cannot_be_read(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            member = await stored(bench)
-            assert (await bench.act(member, ACK, await bench.pull(member))).refused == []
-        with unreadable_files("*.log"), pytest.raises(Unreadable, match=r"0001\.log cannot be read now"):
-            async with disk.open():
-                pass
-        async with disk.open() as bench:
-            assert bench.broker.group_state("orders", "billing").lag == 0
-
-    asyncio.run(main())
+async def test_a_broker_does_not_start_on_a_pull_log_that_cannot_be_read(disk: World) -> None:
+    async with disk.open() as bench:
+        member = await stored(bench)
+        assert (await bench.act(member, ACK, await bench.pull(member))).refused == []
+    with unreadable_files("*.log"), pytest.raises(Unreadable, match=r"0001\.log cannot be read now"):
+        async with disk.open():
+            pass
+    async with disk.open() as bench:
+        assert bench.broker.group_state("orders", "billing").lag == 0

@@ -19,8 +19,8 @@ import pytest
 import towline
 from tests.client.conftest import ROOT
 from tests.eventually import eventually, eventually_done
+from tests.inside.client import Consumer
 from towline import Message, Reject, Retry, RetryPolicy
-from towline.client._async.consumer import Consumer
 from towline.errors import BadRequest
 
 QUICK = RetryPolicy(max_attempts=3, delays_s=(0.01,))

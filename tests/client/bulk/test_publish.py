@@ -10,16 +10,10 @@ import pytest
 import towline
 from tests.broker.access.declared import declared
 from tests.broker.process import BrokerProcess
-from towline.client.bulk.publish import Addressed, Publisher
-from towline.delivery.publications import (
-    DIGESTS_MAX,
-    Publications,
-    PublicationsSnapshot,
-    StagedHead,
-    decode_publish_mark,
-)
+from tests.inside.client import Addressed, Publisher
+from tests.inside.delivery import DIGESTS_MAX, Publications, PublicationsSnapshot, StagedHead, decode_publish_mark
+from tests.inside.frame import encode
 from towline.errors import Conflict, NotFound, Refused
-from towline.frame import encode
 
 
 def at(topic: str, *bodies: bytes, lane: int = 1, shards: int = 0, token: bytes = b"") -> Addressed:

@@ -11,9 +11,9 @@ import pytest
 
 import towline
 from tests.client.either import do, entered
+from tests.inside.console import LetterPages, name_of, number_of
 from tests.system.cluster.conftest import ROOT, Brokers
 from towline import GroupConfig, RetryPolicy
-from towline.console.dead_letters.pages import LetterPages, name_of, number_of
 from towline.errors import BadRequest, Conflict, NotFound, Partly
 from towline.model import TopicConfig
 

@@ -11,14 +11,12 @@ import pytest
 
 import towline
 from tests.client.either import do, each, entered
+from tests.inside.client import Call, ClusterBrokers, requests
+from tests.inside.frame import encode
+from tests.inside.protocol import FrameHead, Send
 from tests.system.cluster.conftest import Brokers
-from towline.client import requests
-from towline.client.cluster.brokers import ClusterBrokers
-from towline.client.link.connection import Call
 from towline.errors import BadRequest, WrongShard
-from towline.frame import encode
 from towline.model import TopicConfig
-from towline.protocol.messages import FrameHead, Send
 
 SHARDS = 16
 

@@ -17,10 +17,9 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client.consume.ack_spool import SpooledAck
-from towline.client.link.spool_file import SpoolFile
+from tests.inside.client import SpooledAck, SpoolFile
+from tests.inside.protocol import Act, Attach, Attached, Settle, Settled
 from towline.errors import BadRequest, StoreLocked
-from towline.protocol.messages import Act, Attach, Attached, Settle, Settled
 
 FLAGS = ("--durability", "os")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, each, entered
-from towline.client.consume.outcome import Reject, Retry
+from tests.inside.client import Reject, Retry
 from towline.model import RetryPolicy
 
 AT_ONCE = RetryPolicy(max_attempts=3, delays_s=(0,))

@@ -14,8 +14,8 @@ from tests.client.conftest import Served
 from tests.client.either import do, entered
 from tests.client.peer import Peer, Visitor, pulled
 from tests.eventually import eventually_done
+from tests.inside.protocol import Attach, Attached, Detach, Done, Place, Places, Pull, Settle, Settled
 from towline.model import RetryPolicy
-from towline.protocol.messages import Attach, Attached, Detach, Done, Place, Places, Pull, Settle, Settled
 
 AT_ONCE = RetryPolicy(5, (0.0,))
 

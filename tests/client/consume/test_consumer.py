@@ -10,9 +10,8 @@ import pytest
 
 from tests.client.either import do, each, entered
 from tests.eventually import eventually_done
-from towline.client.consume.lease import LostLease
-from towline.client.consume.outcome import Reject, Retry, describe
-from towline.delivery.group.group import REASON_MAX
+from tests.inside.client import LostLease, Reject, Retry, describe
+from tests.inside.delivery import REASON_MAX
 from towline.errors import BadRequest, Closed, Conflict, LeaseLost
 from towline.model import GroupConfig, RetryPolicy
 

@@ -19,17 +19,26 @@ from tests.client.consume.test_reconnect import consuming, leaves
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
 from tests.eventually import eventually_done
+from tests.inside.client import Connection, HeartbeatTimer, LostLease, PullLimits, Subscription
+from tests.inside.protocol import (
+    ACK,
+    GIVE_BACK,
+    Act,
+    Attach,
+    Attached,
+    Beat,
+    Done,
+    Held,
+    Pull,
+    Pulled,
+    Settle,
+    Settled,
+    Welcome,
+)
 from tests.unit.client.test_lease import lease_of
 from towline import Message
-from towline.client.consume.heartbeat import HeartbeatTimer
-from towline.client.consume.lease import LostLease
-from towline.client.consume.pull_size import PullLimits
-from towline.client.consume.subscription import Subscription
-from towline.client.link.connection import Connection
 from towline.errors import LeaseLost
 from towline.model import GroupConfig
-from towline.protocol.consume import ACK, GIVE_BACK
-from towline.protocol.messages import Act, Attach, Attached, Beat, Done, Held, Pull, Pulled, Settle, Settled, Welcome
 
 HEARTBEAT_S = 1.5
 

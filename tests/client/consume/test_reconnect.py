@@ -12,19 +12,9 @@ import pytest
 
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
-from towline.client.consume.lease import LostLease
+from tests.inside.client import LostLease
+from tests.inside.protocol import Act, Beat, Detach, Done, Pull, Pulled, Request, Settle, Settled
 from towline.errors import LeaseLost
-from towline.protocol.messages import (
-    Act,
-    Beat,
-    Detach,
-    Done,
-    Pull,
-    Pulled,
-    Request,
-    Settle,
-    Settled,
-)
 
 KEPT_S = 0.5
 """How long a broker keeps what a consumer holds whose connection broke."""

@@ -14,8 +14,8 @@ from tests.client.conftest import Served
 from tests.client.consume.test_reconnect import consuming
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
-from towline.client.link.connection import Buffer, Call, Connection
-from towline.protocol.messages import Detach, Done, Pull, Pulled, Settle, Settled
+from tests.inside.client import Buffer, Call, Connection
+from tests.inside.protocol import Detach, Done, Pull, Pulled, Settle, Settled
 
 COUNT = 1_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from towline.client.link.aio import _Wire
+from tests.inside.client import _Wire
 
 
 class _Link:

@@ -8,11 +8,10 @@ import pytest
 
 import towline.aio
 from tests.client.either import do, entered
-from towline.client.link.connection import Call, Connection
-from towline.client.produce.batch_sender import BatchSender
+from tests.inside.client import BatchSender, Call, Connection
+from tests.inside.protocol import Find, Stat
 from towline.errors import BadRequest, TowlineError
 from towline.model import RetryPolicy
-from towline.protocol.messages import Find, Stat
 
 HALF = "b\udce4d.txt"
 AT_ONCE = RetryPolicy(5, (0.0,))

@@ -10,15 +10,10 @@ import pytest
 
 from tests.client.either import do, entered
 from tests.client.peer import Peer, Visitor
+from tests.inside.frame import Frame
+from tests.inside.protocol import CreateTopic, DeleteTopic, Send, Sent
 from tests.ports import free_port
 from towline.errors import Conflict, ProtocolError, QueueFull, Refused, Timeout, TooLarge, Unavailable
-from towline.frame import Frame
-from towline.protocol.messages import (
-    CreateTopic,
-    DeleteTopic,
-    Send,
-    Sent,
-)
 
 
 def frame_of(visitor: Visitor) -> Frame:

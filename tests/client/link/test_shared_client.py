@@ -113,7 +113,7 @@ def test_a_folder_that_another_process_has_is_refused(tmp_path: Path) -> None:
             code = 1
             try:
                 # A fresh process would know nothing of our broker.
-                from towline.client import embedded
+                from tests.inside.client import embedded
 
                 embedded._SHARED.clear()
                 towline.connect(url)

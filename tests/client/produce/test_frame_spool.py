@@ -18,19 +18,23 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client.link.connection import Connection
-from towline.client.link.spool_file import SpoolFile
-from towline.client.produce.accumulator import BatchLimits, ClusterAccumulator
-from towline.client.produce.batch import Pending
-from towline.client.produce.encode import FrameEncoder
-from towline.client.produce.frame_spool import FrameSpool, SpooledFrame
-from towline.client.produce.reshard import cut_by_shard
-from towline.client.produce.sharding import ShardMap, shard_of
-from towline.client.produce.spooled_sender import SpooledBatchSender
+from tests.inside.client import (
+    BatchLimits,
+    ClusterAccumulator,
+    Connection,
+    FrameEncoder,
+    FrameSpool,
+    Pending,
+    ShardMap,
+    SpooledBatchSender,
+    SpooledFrame,
+    SpoolFile,
+    cut_by_shard,
+    shard_of,
+)
+from tests.inside.frame import Frame, encode
+from tests.inside.protocol import Send, Sent, ShardCount
 from towline.errors import BadRequest, QueueFull, WrongShard
-from towline.frame import Frame, encode
-from towline.protocol.messages import Send, Sent
-from towline.protocol.topics import ShardCount
 
 
 async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[bytes]:

@@ -12,10 +12,9 @@ from crc32c import crc32c
 
 from tests.client.either import do, each, entered
 from tests.eventually import eventually_done
-from towline.client.produce.encode import FrameEncoder
-from towline.client.produce.sharding import Common, Content, KnownKeys, ShardMap, _Batch, shard_of
+from tests.inside.client import Common, Content, FrameEncoder, KnownKeys, ShardMap, _Batch, shard_of
+from tests.inside.frame import Frame
 from towline.errors import BadRequest, LeaseLost
-from towline.frame import Frame
 
 
 async def test_messages_of_a_key_stay_in_order(connect: Any, url: str, topic: str) -> None:

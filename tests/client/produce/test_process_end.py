@@ -17,11 +17,9 @@ import towline
 from tests.client.conftest import ROOT, Served
 from tests.client.either import do, entered
 from tests.client.peer import Peer
-from towline.client.link import transport
-from towline.client.link.spool_file import MAGIC
-from towline.client.produce.frame_spool import FrameSpool
+from tests.inside.client import MAGIC, FrameSpool, transport
+from tests.inside.frame import Frame
 from towline.errors import Timeout
-from towline.frame import Frame
 
 LINGERS = "linger_ms=60_000"
 """Nothing leaves by itself before the process ends."""

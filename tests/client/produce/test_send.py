@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, entered
-from towline.client.link.flow import Start
-from towline.client.produce import sharding
-from towline.client.produce.encode import FrameEncoder
+from tests.inside.client import FrameEncoder, Start, sharding
+from tests.inside.frame import Frame
+from tests.inside.protocol import Sent
 from towline.errors import BadName, BadRequest, TooLarge
-from towline.frame import Frame
 from towline.model import Durability
-from towline.protocol.messages import Sent
 
 
 async def test_a_sent_message_can_be_found(connect: Any, url: str, topic: str) -> None:

@@ -15,13 +15,11 @@ from tests.client.conftest import Served
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client.link.connection import Call
-from towline.client.produce import transaction_buffer as drafts
-from towline.client.produce.sharding import ShardMap
-from towline.client.produce.transaction import DirectTransaction, Phase, Senders
-from towline.clock import ManualClock
+from tests.inside.client import Call, DirectTransaction, Phase, Senders, ShardMap
+from tests.inside.client import transaction_buffer as drafts
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Failed, Send, Sent
 from towline.errors import BadName, BadRequest, Closed, Conflict, QueueFull, TooLarge, Unavailable
-from towline.protocol.messages import Failed, Send, Sent
 
 
 async def bodies(mq: Any, topic: str, priority: str = "middle") -> list[bytes]:

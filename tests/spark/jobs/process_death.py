@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from towline.spark.jobs.archive.archive_folder import ArchiveFolder
+from tests.inside.spark import ArchiveFolder
 
 
 class Killed(BaseException):

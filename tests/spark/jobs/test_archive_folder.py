@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
+from tests.inside.spark import Archive, ArchiveFolder, Entry, Writable, manifest
 from tests.spark.jobs.history import NOON
 from tests.spark.jobs.process_death import Killed, killed_at
 from towline.errors import Conflict, StoreDamaged
-from towline.spark.jobs.archive import manifest
-from towline.spark.jobs.archive.archive_folder import ArchiveFolder
-from towline.spark.jobs.archive.manifest import Archive, Entry, Writable
 
 URI = "hadoopish:///archive"
 STEPS = ("move", "remove", "writing", "remove_folder")
@@ -81,7 +79,7 @@ class Hadoopish(fs.FileSystemHandler):  # type: ignore[misc,unused-ignore]
 def _hadoopish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fs.PyFileSystem(Hadoopish(tmp_path))
     monkeypatch.setattr(ArchiveFolder, "_open_remote", lambda _: (made, "archive"))
-    monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 0.0)
+    monkeypatch.setattr("tests.inside.spark.archive_folder.LEASE_S", 0.0)
 
 
 def test_a_document_is_the_old_or_the_new_one_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +162,7 @@ def test_a_lease_is_lost_to_whoever_takes_it_and_left_to_them(monkeypatch: pytes
     place = ArchiveFolder(URI)
     with place.lock("lock", "writes") as renew:
         with place.lock("lock", "writes"):  # the lease is over at once here
-            monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 120.0)
+            monkeypatch.setattr("tests.inside.spark.archive_folder.LEASE_S", 120.0)
             with pytest.raises(Conflict, match=r"another job .* writes: stop it"), place.lock("lock", "writes"):
                 pass
             with pytest.raises(Conflict, match="another job took over"):

@@ -10,18 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.inside.delivery import Moved, Started, decode_event
+from tests.inside.delivery import delivery_Event as Event
+from tests.inside.frame import Frame
+from tests.inside.spark import KINDS, STATUSES, Events, MessageOutcomes, Moves, lives, override
 from tests.spark.jobs.history import NOON, Group, Life, Writer, play
-from towline.delivery.group.events import Event, Moved, Started, decode_event
-from towline.frame import Frame
-from towline.spark.jobs.analysis.message_outcomes import (
-    KINDS,
-    STATUSES,
-    Events,
-    MessageOutcomes,
-    Moves,
-    lives,
-    override,
-)
 
 
 def events_of(writer: Writer) -> list[Event]:
@@ -111,7 +104,7 @@ def test_a_dead_letter_that_was_sent_again_ends_as_its_copy_does() -> None:
 
 
 def test_kinds_and_statuses_are_those_of_the_delivery() -> None:
-    from towline.delivery.group.states import RULES, State
+    from tests.inside.delivery import RULES, State
 
     assert set(KINDS) == {event.__name__ for event in RULES if event.__name__ != "Resent"}
     assert {state.status for state in State} <= set(STATUSES)

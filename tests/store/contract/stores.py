@@ -9,13 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import ManualClock
+from tests.inside.store import Append, Appended, Chunk, LogSettings, LogStore, MemoryStore, Store
 from tests.store.sql.server import new_database, sql_settings
-from towline.clock import ManualClock
-from towline.frame import Frame, encode
 from towline.model import Durability
-from towline.store import Append, Appended, Chunk, Store
-from towline.store.log import LogSettings, LogStore
-from towline.store.memory import MemoryStore
 
 ALL = 1 << 20
 """More records, and more bytes, than any test reads at once."""
@@ -79,7 +77,7 @@ class SqlStores(Stores):
         self.url = new_database()
 
     async def make(self) -> Store:
-        from towline.store.sql import open_sql
+        from tests.inside.sql import open_sql
 
         settings = msgspec.structs.replace(sql_settings(self.url), queue_bytes=LIMIT_BYTES, cache_bytes=200_000)
         return await open_sql(settings, owner="test", clock=self.clock)

@@ -9,6 +9,9 @@ import asyncio
 
 import pytest
 
+from tests.inside.frame import Frame, encode_events
+from tests.inside.ground import SECOND_US
+from tests.inside.store import Append, Chunk, Store
 from tests.store.contract.stores import (
     ALL,
     LIMIT_BYTES,
@@ -21,11 +24,8 @@ from tests.store.contract.stores import (
     put,
     read_on,
 )
-from towline.clock import SECOND_US
 from towline.errors import Closed, QueueFull, TooLarge
-from towline.frame import Frame, encode_events
 from towline.model import Durability
-from towline.store import Append, Chunk, Store
 
 # --- streams and numbers ----------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.inside.ground import SECOND_US
+from tests.inside.store import Store
 from tests.store.contract.stores import Stores, frame_of, put
-from towline.clock import SECOND_US
-from towline.store import Store
 
 YEARS_S = 20 * 365 * 86_400
 HOUR_US = 3600 * SECOND_US

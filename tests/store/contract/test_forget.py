@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from tests.inside.ground import SECOND_US
+from tests.inside.store import Bounds
 from tests.store.contract.stores import Stores, all_bodies, fill, frame_of, put
-from towline.clock import SECOND_US
 from towline.model import Durability
-from towline.store import Bounds
 
 ALL = 1 << 40
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.inside.frame import encode
+from tests.inside.store import Append, Store
 from tests.store.contract.stores import Stores
-from towline.frame import encode
 from towline.model import Durability
-from towline.store import Append, Store
 
 KEYS = ["a", "aa", "aaa", "b", "ba", "ä", "long-" * 20, None]
 

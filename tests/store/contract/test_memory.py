@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.inside.frame import encode_events
+from tests.inside.ground import ManualClock
+from tests.inside.store import Append, MemoryStore
 from tests.store.contract.stores import frame_of, put
-from towline.clock import ManualClock
 from towline.errors import QueueFull, TooLarge
-from towline.frame import encode_events
 from towline.model import Durability
-from towline.store import Append
-from towline.store.memory import MemoryStore
 
 
 async def test_a_store_in_memory_names_stream_and_capacity_when_it_is_full() -> None:

@@ -16,13 +16,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from tests.inside.frame import Frame
+from tests.inside.ground import SECOND_US
+from tests.inside.store import Append, MemoryStore, Store
 from tests.store.contract.stores import KINDS, MemoryStores, Stores, bodies_of, frame_of, make_stores
-from towline.clock import SECOND_US
 from towline.errors import QueueFull
-from towline.frame import Frame
 from towline.model import Durability
-from towline.store import Append, Store
-from towline.store.memory import MemoryStore
 
 T = TypeVar("T")
 

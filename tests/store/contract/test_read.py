@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.inside.frame import Frame
+from tests.inside.ground import SECOND_US
+from tests.inside.store import Bounds, Read, Store
 from tests.store.contract.stores import (
     ALL,
     OVERHEAD_BYTES,
@@ -15,10 +18,7 @@ from tests.store.contract.stores import (
     put,
     read_on,
 )
-from towline.clock import SECOND_US
-from towline.frame import Frame
 from towline.model import Durability
-from towline.store import Bounds, Read, Store
 
 # --- read -------------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.inside.frame import Frame
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.store import Bounds, Store
 from tests.store.contract.stores import (
     OVERHEAD_BYTES,
     Stores,
@@ -14,9 +17,6 @@ from tests.store.contract.stores import (
     frame_of,
     put,
 )
-from towline.clock import SECOND_US, ManualClock
-from towline.frame import Frame
-from towline.store import Bounds, Store
 
 # --- trim -------------------------------------------------------------------------------------------------------------
 

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import functools
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import pytest
 
-from towline.clock import SYSTEM, Clock
-from towline.frame import Frame, encode
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SYSTEM, Clock
+from tests.inside.store import Append, DiskIo, LogSettings, LogStore, Lost
 from towline.model import Durability
-from towline.store import Append, Lost
-from towline.store.log import DiskIo, LogSettings, LogStore
-
-P = ParamSpec("P")
 
 SEGMENT_BYTES = 64 << 10
 EVERYTHING = 1 << 40
-
-
-def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test that is a coroutine in an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class FastIo(DiskIo):

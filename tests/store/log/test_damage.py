@@ -9,27 +9,19 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.inside.store import REAL, Append, Known, Record, Scanner, Segment, absorb, read_segment, write_index
 from tests.store.log.small_logs import (
     Content,
     content_of,
     copy_of,
     frame_of,
     indexes,
-    on_loop,
     one,
     open_store,
     put,
     segments,
 )
 from towline.model import Durability
-from towline.store import Append
-from towline.store.log.format.index import Known, write_index
-from towline.store.log.format.record import Record
-from towline.store.log.format.scan import Scanner
-from towline.store.log.format.segment import Segment
-from towline.store.log.recovery import read_segment
-from towline.store.log.write.disk import REAL
-from towline.store.log.write.sealer import absorb
 
 
 class SmallLog(NamedTuple):
@@ -104,53 +96,47 @@ async def what_is_left(
     return left
 
 
-def test_a_log_cut_at_any_byte_opens_with_all_whole_units_before_the_cut(small_log: SmallLog) -> None:
+async def test_a_log_cut_at_any_byte_opens_with_all_whole_units_before_the_cut(small_log: SmallLog) -> None:
     # A cut file ends there; after a power cut it is as long as it was made, with zeros where nothing arrived.
     zeros = 4096 if small_log.records[-1].synced else 0
 
-    async def check() -> None:
-        log = segments(small_log.path)[0]
-        for cut in range(len(small_log.data)):
-            log.write_bytes(small_log.data[:cut] + bytes(zeros))
-            whole = [r for r in small_log.records if all(u.position + u.length <= cut for u in small_log.unit_of(r))]
-            # What is cut off a frame's padding is not missed when zeros follow.
-            left = await what_is_left(small_log.path, go_on=cut % 11 == 0)
-            assert left >= small_log.lost_with(whole), cut
-            assert len(left) <= len(small_log.all)
-            rest = left - small_log.lost_with(whole)
-            assert not rest or zeros, cut
-            assert all(small_log.lost_with(small_log.unit_of(r)) <= left for r in small_log.records if _any(r, left))
-
-    asyncio.run(check())
+    log = segments(small_log.path)[0]
+    for cut in range(len(small_log.data)):
+        log.write_bytes(small_log.data[:cut] + bytes(zeros))
+        whole = [r for r in small_log.records if all(u.position + u.length <= cut for u in small_log.unit_of(r))]
+        # What is cut off a frame's padding is not missed when zeros follow.
+        left = await what_is_left(small_log.path, go_on=cut % 11 == 0)
+        assert left >= small_log.lost_with(whole), cut
+        assert len(left) <= len(small_log.all)
+        rest = left - small_log.lost_with(whole)
+        assert not rest or zeros, cut
+        assert all(small_log.lost_with(small_log.unit_of(r)) <= left for r in small_log.records if _any(r, left))
 
 
 def _any(record: Record, left: set[tuple[str, int]]) -> bool:
     return (record.stream, record.base) in left
 
 
-def test_a_flipped_byte_anywhere_costs_only_what_it_damaged_and_is_reported(
+@pytest.mark.slow
+async def test_a_flipped_byte_anywhere_costs_only_what_it_damaged_and_is_reported(
     small_log: SmallLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        log = segments(small_log.path)[0]
-        for at in range(len(small_log.data)):
-            damaged = bytearray(small_log.data)
-            damaged[at] ^= 1 << at % 8
-            log.write_bytes(bytes(damaged) + bytes(1024))
-            caplog.clear()
-            left = await what_is_left(small_log.path, go_on=at % 11 == 0, given=small_log.content.bounds)
-            assert left <= small_log.all
-            gone = small_log.all - left
-            (hit,) = [r for r in small_log.records if r.position <= at < r.position + r.length]
-            assert gone in (set(), small_log.lost_with([hit])), at
-            assert not gone or any(message.levelno >= logging.WARNING for message in caplog.records), at
-            padding = damaged[at] in {1 << bit for bit in range(8)} and small_log.data[at] == 0
-            assert gone or padding, f"byte {at} is checked by nothing"
-
-    asyncio.run(check())
+    log = segments(small_log.path)[0]
+    for at in range(len(small_log.data)):
+        damaged = bytearray(small_log.data)
+        damaged[at] ^= 1 << at % 8
+        log.write_bytes(bytes(damaged) + bytes(1024))
+        caplog.clear()
+        left = await what_is_left(small_log.path, go_on=at % 11 == 0, given=small_log.content.bounds)
+        assert left <= small_log.all
+        gone = small_log.all - left
+        (hit,) = [r for r in small_log.records if r.position <= at < r.position + r.length]
+        assert gone in (set(), small_log.lost_with([hit])), at
+        assert not gone or any(message.levelno >= logging.WARNING for message in caplog.records), at
+        padding = damaged[at] in {1 << bit for bit in range(8)} and small_log.data[at] == 0
+        assert gone or padding, f"byte {at} is checked by nothing"
 
 
-@on_loop
 async def test_a_torn_tail_is_kept_in_a_copy_and_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     small_log = await make_small_log(tmp_path / "store", Durability.OS)
     last = small_log.records[-1]
@@ -165,7 +151,6 @@ async def test_a_torn_tail_is_kept_in_a_copy_and_cut(tmp_path: Path, caplog: pyt
     assert segments(small_log.path)[0].stat().st_size == len(small_log.data)
 
 
-@on_loop
 async def test_records_behind_damage_survive_and_the_damaged_are_lost(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = await open_store(path)
@@ -201,7 +186,6 @@ async def fill_segments(path: Path, count: int = 200) -> tuple[Content, list[str
     return content, [file.name for file in indexes(path)]
 
 
-@on_loop
 async def test_missing_indexes_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content, names = await fill_segments(tmp_path)
     before = {file.name: file.read_bytes() for file in indexes(tmp_path)}
@@ -215,7 +199,6 @@ async def test_missing_indexes_are_made_again(tmp_path: Path, caplog: pytest.Log
     assert sorted(before) == names
 
 
-@on_loop
 async def test_an_index_cut_or_flipped_at_any_place_is_made_again(tmp_path: Path) -> None:
     content, _ = await fill_segments(tmp_path)
     for number in (0, 2, -1):
@@ -231,7 +214,6 @@ async def test_an_index_cut_or_flipped_at_any_place_is_made_again(tmp_path: Path
                 await store.close()
 
 
-@on_loop
 async def test_an_index_that_rots_while_the_store_is_open_costs_nothing(tmp_path: Path) -> None:
     content, _ = await fill_segments(tmp_path)
     store = await open_store(tmp_path)
@@ -243,7 +225,6 @@ async def test_an_index_that_rots_while_the_store_is_open_costs_nothing(tmp_path
     await store.close()
 
 
-@on_loop
 async def test_a_sealed_segment_that_was_cut_loses_its_end_and_keeps_the_numbering(tmp_path: Path) -> None:
     content, _ = await fill_segments(tmp_path)
     for number in (-2, 1):
@@ -260,7 +241,6 @@ async def test_a_sealed_segment_that_was_cut_loses_its_end_and_keeps_the_numberi
     await store.close()
 
 
-@on_loop
 async def test_damage_in_a_sealed_segment_is_found_by_the_reader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,7 +261,6 @@ async def test_damage_in_a_sealed_segment_is_found_by_the_reader(
     await store.close()
 
 
-@on_loop
 async def test_a_missing_segment_is_a_hole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content, _ = await fill_segments(tmp_path)
     segments(tmp_path)[2].unlink()
@@ -293,7 +272,6 @@ async def test_a_missing_segment_is_a_hole(tmp_path: Path, caplog: pytest.LogCap
     await store.close()
 
 
-@on_loop
 async def test_foreign_and_empty_files_are_ignored_and_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -310,7 +288,6 @@ async def test_foreign_and_empty_files_are_ignored_and_left_alone(
     await store.close()
 
 
-@on_loop
 async def test_an_empty_segment_in_the_middle_is_only_a_hole(tmp_path: Path) -> None:
     content, _ = await fill_segments(tmp_path)
     segments(tmp_path)[2].write_bytes(b"")
@@ -321,7 +298,6 @@ async def test_an_empty_segment_in_the_middle_is_only_a_hole(tmp_path: Path) -> 
     await store.close()
 
 
-@on_loop
 async def test_a_record_inside_a_message_is_never_taken_for_a_record(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = await open_store(path)
@@ -343,7 +319,6 @@ async def test_a_record_inside_a_message_is_never_taken_for_a_record(tmp_path: P
     await store.close()
 
 
-@on_loop
 async def test_a_unit_that_may_be_torn_is_dropped_and_one_that_is_damaged_loses_one_frame(tmp_path: Path) -> None:
     others = {"a": {0: b"1"}, "c": {0: b"3"}}
     for durability, damage, left in (
@@ -367,7 +342,6 @@ async def test_a_unit_that_may_be_torn_is_dropped_and_one_that_is_damaged_loses_
             await store.close()
 
 
-@on_loop
 async def test_numbers_given_again_after_a_drop_belong_to_the_later_record(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = await open_store(path)
@@ -386,7 +360,6 @@ async def test_numbers_given_again_after_a_drop_belong_to_the_later_record(tmp_p
     await store.close()
 
 
-@on_loop
 async def test_a_frame_that_is_none_is_lost_not_delivered(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     frame = bytearray(frame_of(b"body"))
@@ -397,7 +370,6 @@ async def test_a_frame_that_is_none_is_lost_not_delivered(tmp_path: Path) -> Non
     await store.close()
 
 
-@on_loop
 async def test_an_index_counts_only_if_the_log_has_the_length_that_it_speaks_of(tmp_path: Path) -> None:
     """As a copy has it that was made while the broker ran: the index of an earlier moment than the log."""
     store = await open_store(tmp_path)
@@ -419,7 +391,6 @@ async def test_an_index_counts_only_if_the_log_has_the_length_that_it_speaks_of(
     await store.close()
 
 
-@on_loop
 async def test_of_torn_tails_only_the_last_copies_are_kept(tmp_path: Path) -> None:
     """A broker that crashes again and again does not fill the disk with them."""
     small_log = await make_small_log(tmp_path / "store", Durability.OS)

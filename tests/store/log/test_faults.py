@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import disks
+from tests.inside.ground import ManualClock
+from tests.inside.store import LogStore
 from tests.store.log.small_logs import (
     SEGMENT_BYTES,
     FastIo,
@@ -18,22 +20,18 @@ from tests.store.log.small_logs import (
     content_of,
     copy_of,
     indexes,
-    on_loop,
     one,
     open_store,
     put,
     segments,
 )
-from towline.clock import ManualClock
 from towline.errors import DiskFull, QueueFull, StoreFailed
 from towline.model import Durability
-from towline.store.log import LogStore
 
 # --- errors are final -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("call", "durability"), [("fdatasync", 2), ("pwritev", 2), ("pwritev", 1)])
-@on_loop
 async def test_after_an_error_nothing_is_acknowledged_any_more(tmp_path: Path, call: str, durability: int) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -61,7 +59,6 @@ async def test_after_an_error_nothing_is_acknowledged_any_more(tmp_path: Path, c
     await store.close()
 
 
-@on_loop
 async def test_a_single_frame_that_is_written_at_once_fails_as_well(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -75,7 +72,6 @@ async def test_a_single_frame_that_is_written_at_once_fails_as_well(tmp_path: Pa
     await store.close()
 
 
-@on_loop
 async def test_an_os_append_in_the_group_of_a_failed_fsync_was_written(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -91,7 +87,6 @@ async def test_an_os_append_in_the_group_of_a_failed_fsync_was_written(tmp_path:
     await store.close()
 
 
-@on_loop
 async def test_an_fsync_is_acknowledged_only_after_the_segment_before_is_synced(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -102,7 +97,6 @@ async def test_an_fsync_is_acknowledged_only_after_the_segment_before_is_synced(
     await store.close()
 
 
-@on_loop
 async def test_a_received_append_that_cannot_be_written_poisons_the_store(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +112,6 @@ async def test_a_received_append_that_cannot_be_written_poisons_the_store(
 
 
 @pytest.mark.parametrize("write_max", [1, 7, 64, 1000])
-@on_loop
 async def test_short_writes_are_continued(tmp_path: Path, write_max: int) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path / "store", io=io)
@@ -134,7 +127,6 @@ async def test_short_writes_are_continued(tmp_path: Path, write_max: int) -> Non
     await store.close()
 
 
-@on_loop
 async def test_more_buffers_than_one_call_takes_are_written(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=1 << 20)
     await put(store, *[one("a", b"%d" % index) for index in range(3000)])
@@ -155,7 +147,6 @@ async def fill_until_refused(store: LogStore, control: bool = False) -> int:
     pytest.fail("the disk never fills")
 
 
-@on_loop
 async def test_a_full_disk_refuses_messages_and_lets_control_records_use_the_reserve(tmp_path: Path) -> None:
     io, clock = FaultyIo(), ManualClock()
     store = await open_store(tmp_path, io=io, clock=clock)
@@ -180,7 +171,6 @@ async def test_a_full_disk_refuses_messages_and_lets_control_records_use_the_res
     await store.close()
 
 
-@on_loop
 async def test_a_full_disk_is_not_asked_more_than_every_fifth_of_a_second(tmp_path: Path) -> None:
     io, clock = FaultyIo(), ManualClock()
     store = await open_store(tmp_path, io=io, clock=clock)
@@ -195,7 +185,6 @@ async def test_a_full_disk_is_not_asked_more_than_every_fifth_of_a_second(tmp_pa
     await store.close()
 
 
-@on_loop
 async def test_too_little_free_space_counts_as_full(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io, min_free_bytes=1 << 20)
@@ -207,7 +196,6 @@ async def test_too_little_free_space_counts_as_full(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_retention_makes_room_on_a_full_disk(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -223,7 +211,6 @@ async def test_retention_makes_room_on_a_full_disk(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_a_unit_too_large_for_the_disk_leaves_everything_as_it_was(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -236,7 +223,6 @@ async def test_a_unit_too_large_for_the_disk_leaves_everything_as_it_was(tmp_pat
     await store.close()
 
 
-@on_loop
 async def test_an_index_that_finds_no_room_is_written_later(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -253,7 +239,6 @@ async def test_an_index_that_finds_no_room_is_written_later(tmp_path: Path) -> N
     await store.close()
 
 
-@on_loop
 async def test_a_document_that_finds_no_room_keeps_the_old_one(tmp_path: Path) -> None:
     io = FaultyIo()
     store = await open_store(tmp_path, io=io)
@@ -268,7 +253,6 @@ async def test_a_document_that_finds_no_room_keeps_the_old_one(tmp_path: Path) -
     await store.close()
 
 
-@on_loop
 async def test_a_store_opens_on_a_full_disk_and_control_records_go_on(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     await put(store, one("a", b"x" * 30_000))
@@ -282,7 +266,6 @@ async def test_a_store_opens_on_a_full_disk_and_control_records_go_on(tmp_path: 
     await store.close()
 
 
-@on_loop
 async def test_more_bytes_than_may_wait_are_refused(tmp_path: Path) -> None:
     store = await open_store(tmp_path, queue_bytes=256 << 10)
     taken = [store.append([one("a", b"x" * 50_000)], Durability.FSYNC) for _ in range(5)]
@@ -300,7 +283,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@on_loop
+@pytest.mark.service
 async def test_a_really_full_disk_refuses_recovers_and_loses_nothing(small_disk: Path) -> None:
     store = await open_store(small_disk / "store", segment_bytes=256 << 10)
     ballast = small_disk / "ballast"
@@ -321,7 +304,6 @@ async def test_a_really_full_disk_refuses_recovers_and_loses_nothing(small_disk:
     await store.close()
 
 
-@on_loop
 async def test_a_close_that_fails_lets_go_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await open_store(tmp_path)
     await put(store, one("a", b"x"))

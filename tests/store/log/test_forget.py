@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.log.small_logs import EVERYTHING, content_of, copy_of, on_loop, one, open_store, put, segments
+from tests.inside.store import Bounds, LogStore, OfflineStreams, inspect, load_directory
+from tests.store.log.small_logs import EVERYTHING, content_of, copy_of, one, open_store, put, segments
 from tests.store.log.test_power_cut import PowerCutIo
 from towline.model import Durability
-from towline.store import Bounds
-from towline.store.log import LogStore
-from towline.store.log.format.index import load_directory
-from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import OfflineStreams
 
 X, Y = "pull/a/x", "pull/a/y"
 
@@ -26,7 +22,6 @@ async def roll(store: LogStore) -> None:
     await store.end()
 
 
-@on_loop
 async def test_a_torn_tail_leaves_a_stream_or_its_floor(tmp_path: Path) -> None:
     """Cut at every byte from before the trim to behind the stream that came after."""
     store = await open_store(tmp_path / "store")
@@ -57,7 +52,6 @@ async def test_a_torn_tail_leaves_a_stream_or_its_floor(tmp_path: Path) -> None:
     assert seen == {(X,), (), (Y,)}
 
 
-@on_loop
 async def test_indexes_that_are_lost_bring_nothing_back(tmp_path: Path) -> None:
     """Any of them; what is made anew from the segments is as it was."""
     store = await open_store(tmp_path / "store")
@@ -89,7 +83,6 @@ async def test_indexes_that_are_lost_bring_nothing_back(tmp_path: Path) -> None:
                 await store.close()
 
 
-@on_loop
 async def test_the_floor_outlives_all_segments_and_the_name_none_of_them(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = await open_store(path)
@@ -111,7 +104,6 @@ async def test_the_floor_outlives_all_segments_and_the_name_none_of_them(tmp_pat
     assert set(directory.names) == {"pull/", "lane/a/low"}
 
 
-@on_loop
 async def test_a_damaged_mark_gives_no_number_twice(tmp_path: Path) -> None:
     """The stream is there again, emptied as it was or not, until it is forgotten once more."""
     store = await open_store(tmp_path / "store")
@@ -135,7 +127,6 @@ async def test_a_damaged_mark_gives_no_number_twice(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_readers_outside_see_no_forgotten_stream(tmp_path: Path) -> None:
     """Neither in what grows nor once it is sealed, with what they had seen before or anew."""
     path = tmp_path / "store"
@@ -158,7 +149,6 @@ async def test_readers_outside_see_no_forgotten_stream(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_readers_outside_keep_a_stream_that_came_to_be_behind_what_is_sealed_late(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = await open_store(path)
@@ -176,7 +166,6 @@ async def test_readers_outside_keep_a_stream_that_came_to_be_behind_what_is_seal
 
 
 @pytest.mark.parametrize("seed", range(15))
-@on_loop
 async def test_power_cuts_never_give_an_acknowledged_number_again(tmp_path: Path, seed: int) -> None:
     rng, path = random.Random(seed), tmp_path / "store"
     names = [f"pull/a/{name}" for name in "uvwx"]

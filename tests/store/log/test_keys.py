@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from tests.eventually import eventually_done
-from tests.store.log.small_logs import SEGMENT_BYTES, FastIo, on_loop
-from towline.frame import encode
+from tests.inside.frame import encode
+from tests.inside.store import Append, Breaks, KeySearch, LogSettings, LogStore
+from tests.store.log.small_logs import SEGMENT_BYTES, FastIo
 from towline.model import Durability
-from towline.store import Append
-from towline.store.log import LogSettings, LogStore
-from towline.store.log.format.keys import Breaks
-from towline.store.log.read.key_search import KeySearch
 
 
 async def filled(path: Path, frames: int = 300) -> LogStore:
@@ -36,7 +33,6 @@ def key_files(path: Path) -> list[Path]:
     return sorted((path / "log").glob("*.key"))
 
 
-@on_loop
 async def test_sealed_segments_get_their_keys_and_are_searched_by_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +56,6 @@ async def test_sealed_segments_get_their_keys_and_are_searched_by_them(
     await store.close()
 
 
-@on_loop
 async def test_damaged_and_missing_key_files_are_searched_around_and_made_anew(tmp_path: Path) -> None:
     await (await filled(tmp_path)).close()
     files = key_files(tmp_path)
@@ -77,7 +72,6 @@ async def test_damaged_and_missing_key_files_are_searched_around_and_made_anew(t
     await store.close()
 
 
-@on_loop
 async def test_key_files_go_with_their_segments(tmp_path: Path) -> None:
     store = await filled(tmp_path)
     before = len(key_files(tmp_path))
@@ -108,7 +102,6 @@ def test_who_indexes_keys_takes_long_breaks_only_where_others_are_at_work(others
 
 
 @pytest.mark.parametrize("meanwhile", ["sealed", "deleted"])
-@on_loop
 async def test_a_search_goes_on_rightly_while_segments_are_sealed_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:

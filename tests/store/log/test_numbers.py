@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.log.small_logs import content_of, copy_of, on_loop, one, open_store, put, segments
+from tests.inside.store import STAMP, Chunk, Lost, inspect, read_range
+from tests.store.log.small_logs import content_of, copy_of, one, open_store, put, segments
 from towline.model import Durability
-from towline.store import Chunk, Lost
-from towline.store.log.format.record import STAMP
-from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import read_range
 
 
 async def last_damaged(path: Path, damage: bytes, *, at: int, closed: bool, behind: bool) -> Path:
@@ -35,7 +32,6 @@ async def last_damaged(path: Path, damage: bytes, *, at: int, closed: bool, behi
 
 @pytest.mark.parametrize("behind", [True, False])
 @pytest.mark.parametrize("closed", [True, False])
-@on_loop
 async def test_a_damaged_stamp_that_can_be_told_costs_its_own_number_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, closed: bool, behind: bool
 ) -> None:
@@ -63,7 +59,6 @@ async def test_a_damaged_stamp_that_can_be_told_costs_its_own_number_alone(
 
 @pytest.mark.parametrize("behind", [True, False])
 @pytest.mark.parametrize("closed", [True, False])
-@on_loop
 async def test_a_stamp_of_which_nothing_can_be_told_makes_all_go_on_behind_a_gap(
     tmp_path: Path, closed: bool, behind: bool
 ) -> None:
@@ -78,7 +73,6 @@ async def test_a_stamp_of_which_nothing_can_be_told_makes_all_go_on_behind_a_gap
     await store.close()
 
 
-@on_loop
 async def test_a_record_of_which_nothing_is_left_makes_all_go_on_behind_a_large_gap(tmp_path: Path) -> None:
     path = await last_damaged(tmp_path / "store", b"\xff" * 150, at=0, closed=False, behind=True)
     store = await open_store(path)
@@ -92,7 +86,6 @@ async def test_a_record_of_which_nothing_is_left_makes_all_go_on_behind_a_large_
     await store.close()
 
 
-@on_loop
 async def test_the_gap_outlives_the_segment_with_the_damage(tmp_path: Path) -> None:
     path = await last_damaged(tmp_path / "store", b"\xff" * 50, at=18, closed=False, behind=True)
     store = await open_store(path)
@@ -106,7 +99,6 @@ async def test_the_gap_outlives_the_segment_with_the_damage(tmp_path: Path) -> N
     await store.close()
 
 
-@on_loop
 async def test_a_gap_in_a_segment_that_was_never_sealed_is_not_forgotten_either(tmp_path: Path) -> None:
     """Its index is made at the start that found the damage; from the next start on only the index is read."""
     path = await last_damaged(tmp_path / "store", b"\xff" * 50, at=18, closed=False, behind=False)
@@ -125,7 +117,6 @@ async def test_a_gap_in_a_segment_that_was_never_sealed_is_not_forgotten_either(
 
 
 @pytest.mark.parametrize("cut", [10, 30, 70, 100, 140])
-@on_loop
 async def test_numbers_of_a_torn_tail_are_given_again(tmp_path: Path, cut: int) -> None:
     """It was never acknowledged: streams are dense through any crash."""
     path = await last_damaged(tmp_path / "store", bytes(200), at=cut, closed=False, behind=False)

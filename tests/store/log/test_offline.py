@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.log.small_logs import content_of, copy_of, indexes, on_loop, one, open_store, put, segments
+from tests.inside.frame import Frame
+from tests.inside.store import LogStore, OfflineStreams, dump, inspect, stat, verify
+from tests.store.log.small_logs import content_of, copy_of, indexes, one, open_store, put, segments
 from towline.errors import NotFound
-from towline.frame import Frame
 from towline.model import Durability
-from towline.store.log import LogStore
-from towline.store.log.offline import inspect
-from towline.store.log.offline.inspect import dump, stat, verify
-from towline.store.log.offline.streams import OfflineStreams
 
 
 async def fill(path: Path) -> LogStore:
@@ -27,7 +24,6 @@ async def fill(path: Path) -> LogStore:
     return store
 
 
-@on_loop
 async def test_stat_tells_what_the_broker_would(tmp_path: Path) -> None:
     store = await fill(tmp_path)
     await store.retain(0, 150_000, {})
@@ -44,7 +40,6 @@ async def test_stat_tells_what_the_broker_would(tmp_path: Path) -> None:
         assert [segment.sealed for segment in found.segments][:3] == [True, True, False]
 
 
-@on_loop
 async def test_stat_does_without_indexes(tmp_path: Path) -> None:
     store = await fill(tmp_path)
     await store.close()
@@ -54,7 +49,6 @@ async def test_stat_does_without_indexes(tmp_path: Path) -> None:
     assert stat(tmp_path).streams == before
 
 
-@on_loop
 async def test_verify_finds_nothing_wrong_with_a_good_log(tmp_path: Path) -> None:
     store = await fill(tmp_path)
     for live in (True, False):
@@ -69,7 +63,6 @@ async def test_verify_finds_nothing_wrong_with_a_good_log(tmp_path: Path) -> Non
         assert told[-1][0] == told[-1][1]
 
 
-@on_loop
 async def test_verify_names_file_place_and_reason(tmp_path: Path) -> None:
     store = await fill(tmp_path)
     await store.close()
@@ -96,7 +89,6 @@ async def test_verify_names_file_place_and_reason(tmp_path: Path) -> None:
     assert [path.name for path in report.unindexed] == ["00000000000000000001.idx"]
 
 
-@on_loop
 async def test_dump_gives_frames_in_order_and_can_begin_anywhere(tmp_path: Path) -> None:
     store = await fill(tmp_path)
     content = await content_of(store)
@@ -114,7 +106,6 @@ async def test_dump_gives_frames_in_order_and_can_begin_anywhere(tmp_path: Path)
         assert list(dump(tmp_path, "nobody")) == []
 
 
-@on_loop
 async def test_the_tools_follow_a_broker_that_writes(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
 
@@ -190,7 +181,6 @@ def test_what_is_written_while_going_on_to_the_next_segment_is_not_passed_over(
         assert outside.look()["a"].end > len(frames)
 
 
-@on_loop
 async def test_a_unit_that_is_not_whole_is_not_dumped(tmp_path: Path) -> None:
     store = await open_store(tmp_path / "store")
     await put(store, one("a", b"1"))

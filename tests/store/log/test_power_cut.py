@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.inside.store import DiskIo, LogStore
 from tests.store.log.small_logs import SEGMENT_BYTES, content_of, one, open_store, put
 from towline.model import Durability
-from towline.store.log import DiskIo, LogStore
 
 SECTOR = 512
 
@@ -175,57 +175,48 @@ async def check(path: Path, sent: list[Sent], safe: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_a_power_cut_loses_nothing_acknowledged_and_tears_no_unit(tmp_path: Path, seed: int) -> None:
-    async def run() -> None:
-        rng = random.Random(seed)
-        io = PowerCutIo(rng)
-        store = await open_store(tmp_path / "store", io=io, segment_bytes=SEGMENT_BYTES)
-        sent = await send_some(store, rng, rng.choice([3, 20, 80]))
-        safe = [unit.safe for unit in sent]
-        io.cut(tmp_path / "store", tmp_path / "cut")
-        await store.close()
-        await check(tmp_path / "cut", sent, safe)
-
-    asyncio.run(run())
+async def test_a_power_cut_loses_nothing_acknowledged_and_tears_no_unit(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    io = PowerCutIo(rng)
+    store = await open_store(tmp_path / "store", io=io, segment_bytes=SEGMENT_BYTES)
+    sent = await send_some(store, rng, rng.choice([3, 20, 80]))
+    safe = [unit.safe for unit in sent]
+    io.cut(tmp_path / "store", tmp_path / "cut")
+    await store.close()
+    await check(tmp_path / "cut", sent, safe)
 
 
-def test_what_is_found_after_a_kill_outlives_a_power_cut(tmp_path: Path) -> None:
+async def test_what_is_found_after_a_kill_outlives_a_power_cut(tmp_path: Path) -> None:
     """It was written, but not synced when the process was killed: what the next one finds, it may promise."""
 
-    async def run() -> None:
-        store = await open_store(tmp_path / "store", io=PowerCutIo(random.Random(1)), segment_bytes=SEGMENT_BYTES)
-        # Enough for several segments: those that are full and not yet sealed must be synced as well.
-        for number in range(100):
-            await put(store, one("a", b"%d" % number + bytes(2_000)), durability=Durability.OS)
-        left_out = shutil.ignore_patterns("lock", "*.idx")
-        shutil.copytree(tmp_path / "store", tmp_path / "killed", copy_function=copy_if_there, ignore=left_out)
-        await store.close()
-        io = PowerCutIo(random.Random(2))
-        io.trust(tmp_path / "killed")
-        store = await open_store(tmp_path / "killed", io=io, segment_bytes=SEGMENT_BYTES)
-        before = (await content_of(store)).bodies
-        assert len(before["a"]) == 100
-        io.cut(tmp_path / "killed", tmp_path / "cut")
-        await store.close()
-        store = await open_store(tmp_path / "cut")
-        assert (await content_of(store)).bodies == before
-        await store.close()
-
-    asyncio.run(run())
+    store = await open_store(tmp_path / "store", io=PowerCutIo(random.Random(1)), segment_bytes=SEGMENT_BYTES)
+    # Enough for several segments: those that are full and not yet sealed must be synced as well.
+    for number in range(100):
+        await put(store, one("a", b"%d" % number + bytes(2_000)), durability=Durability.OS)
+    left_out = shutil.ignore_patterns("lock", "*.idx")
+    shutil.copytree(tmp_path / "store", tmp_path / "killed", copy_function=copy_if_there, ignore=left_out)
+    await store.close()
+    io = PowerCutIo(random.Random(2))
+    io.trust(tmp_path / "killed")
+    store = await open_store(tmp_path / "killed", io=io, segment_bytes=SEGMENT_BYTES)
+    before = (await content_of(store)).bodies
+    assert len(before["a"]) == 100
+    io.cut(tmp_path / "killed", tmp_path / "cut")
+    await store.close()
+    store = await open_store(tmp_path / "cut")
+    assert (await content_of(store)).bodies == before
+    await store.close()
 
 
-def test_a_power_cut_right_after_a_document_was_saved_leaves_it_and_its_folder(tmp_path: Path) -> None:
-    async def run() -> None:
-        io = PowerCutIo(random.Random(3))
-        store = await open_store(tmp_path / "made" / "store", io=io)
-        await store.save("topics.json", b"old")
-        await store.save("topics.json", b"new")
-        io.cut(tmp_path / "made" / "store", tmp_path / "cut")
-        await store.close()
-        assert io.has_name(tmp_path / "made")
-        assert (tmp_path / "cut" / "format").exists()
-        store = await open_store(tmp_path / "cut")
-        assert await store.load("topics.json") == b"new"
-        await store.close()
-
-    asyncio.run(run())
+async def test_a_power_cut_right_after_a_document_was_saved_leaves_it_and_its_folder(tmp_path: Path) -> None:
+    io = PowerCutIo(random.Random(3))
+    store = await open_store(tmp_path / "made" / "store", io=io)
+    await store.save("topics.json", b"old")
+    await store.save("topics.json", b"new")
+    io.cut(tmp_path / "made" / "store", tmp_path / "cut")
+    await store.close()
+    assert io.has_name(tmp_path / "made")
+    assert (tmp_path / "cut" / "format").exists()
+    store = await open_store(tmp_path / "cut")
+    assert await store.load("topics.json") == b"new"
+    await store.close()

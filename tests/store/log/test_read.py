@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.log.small_logs import FaultyIo, content_of, on_loop, one, open_store, put
-from towline.frame import Frame
+from tests.inside.frame import Frame
+from tests.store.log.small_logs import FaultyIo, content_of, one, open_store, put
 from towline.model import Durability
 
 
@@ -28,7 +28,6 @@ class CountingIo(FaultyIo):
         return super().pread_cached(fd, buffer, position)
 
 
-@on_loop
 async def test_neighbouring_frames_are_read_with_one_call(tmp_path: Path) -> None:
     io = CountingIo()
     store = await open_store(tmp_path, io=io, segment_bytes=4 << 20)
@@ -41,7 +40,6 @@ async def test_neighbouring_frames_are_read_with_one_call(tmp_path: Path) -> Non
     await store.close()
 
 
-@on_loop
 async def test_frames_far_apart_are_read_one_by_one(tmp_path: Path) -> None:
     io = CountingIo()
     store = await open_store(tmp_path, io=io, segment_bytes=4 << 20)
@@ -53,7 +51,6 @@ async def test_frames_far_apart_are_read_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO])
-@on_loop
 async def test_what_is_not_in_memory_is_read_by_a_thread(tmp_path: Path, code: int) -> None:
     class ColdIo(FaultyIo):
         def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
@@ -80,7 +77,6 @@ def can_read_without_waiting(path: Path) -> bool:
             return False
 
 
-@on_loop
 async def test_the_real_page_cache_answers_without_a_thread(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     await put(store, one("a", b"x"))
@@ -89,7 +85,6 @@ async def test_the_real_page_cache_answers_without_a_thread(tmp_path: Path) -> N
     await store.close()
 
 
-@on_loop
 async def test_a_part_in_memory_is_read_whole(tmp_path: Path) -> None:
     class HalfIo(FaultyIo):
         def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
@@ -101,7 +96,6 @@ async def test_a_part_in_memory_is_read_whole(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_limits_of_a_read_count_records_and_bytes_of_frames(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     for _ in range(10):
@@ -119,7 +113,6 @@ async def test_limits_of_a_read_count_records_and_bytes_of_frames(tmp_path: Path
     await store.close()
 
 
-@on_loop
 async def test_random_reads_agree_with_what_was_written_over_many_segments(tmp_path: Path) -> None:
     rng = random.Random(7)
     store = await open_store(tmp_path, open_segments=4)
@@ -144,7 +137,6 @@ async def test_random_reads_agree_with_what_was_written_over_many_segments(tmp_p
     await store.close()
 
 
-@on_loop
 async def test_readers_see_every_record_once_while_writers_write(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     total = 3000
@@ -173,7 +165,6 @@ async def test_readers_see_every_record_once_while_writers_write(tmp_path: Path)
     await store.close()
 
 
-@on_loop
 async def test_small_groups_are_written_by_the_loop_and_others_by_the_thread(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=4 << 20)
     await put(store, one("a", b"x"), durability=Durability.OS)
@@ -185,12 +176,11 @@ async def test_small_groups_are_written_by_the_loop_and_others_by_the_thread(tmp
     await store.close()
 
 
-@on_loop
 async def test_after_a_slow_write_of_the_loop_the_thread_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.store.log.write.writer._SLOW_S", 0.0)
-    monkeypatch.setattr("towline.store.log.write.writer._WARY_S", 1e9)
+    monkeypatch.setattr("tests.inside.store.writer._SLOW_S", 0.0)
+    monkeypatch.setattr("tests.inside.store.writer._WARY_S", 1e9)
     store = await open_store(tmp_path)
     for seq, count in enumerate((1, 2, 3)):
         await put(store, *(one("a", b"x") for _ in range(count)), durability=Durability.OS)
@@ -199,7 +189,6 @@ async def test_after_a_slow_write_of_the_loop_the_thread_writes(
     await store.close()
 
 
-@on_loop
 async def test_appends_of_one_turn_are_one_group_with_one_fsync(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=4 << 20)
     await asyncio.gather(*(store.append([one("a", b"x")], Durability(index % 3)).done for index in range(300)))
@@ -209,7 +198,6 @@ async def test_appends_of_one_turn_are_one_group_with_one_fsync(tmp_path: Path) 
     await store.close()
 
 
-@on_loop
 async def test_a_reader_that_gives_up_disturbs_nobody(tmp_path: Path) -> None:
     class ColdIo(FaultyIo):
         def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
@@ -227,7 +215,6 @@ async def test_a_reader_that_gives_up_disturbs_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-@on_loop
 async def test_what_was_read_stays_as_it_is_while_somebody_has_it(tmp_path: Path, cold: bool) -> None:
     """Large reads go into memory that is used again: not before it is let go."""
 

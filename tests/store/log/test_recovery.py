@@ -11,25 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.ground import ManualClock
+from tests.inside.store import Append, LogSettings, LogStore
 from tests.store.log.small_logs import (
     SEGMENT_BYTES,
     content_of,
     copy_of,
     indexes,
-    on_loop,
     one,
     open_store,
     put,
     segments,
 )
-from towline.clock import ManualClock
 from towline.errors import BadName, Closed, StoreFailed, StoreLocked, TooLarge
 from towline.model import Durability
-from towline.store import Append
-from towline.store.log import LogSettings, LogStore
 
 
-@on_loop
 async def test_a_killed_store_comes_back_as_it_was_at_every_moment(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = await open_store(path)
@@ -74,6 +71,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("lines", [1, 20, 150])
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, lines: int) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE)
@@ -100,7 +98,6 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, lines: int) -> No
     asyncio.run(check())
 
 
-@on_loop
 async def test_numbering_survives_when_every_record_was_trimmed_and_deleted(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     for index in range(100):
@@ -123,7 +120,6 @@ async def test_numbering_survives_when_every_record_was_trimmed_and_deleted(tmp_
     await store.close()
 
 
-@on_loop
 async def test_a_clean_close_leaves_files_as_long_as_their_content(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=1 << 20)
     await put(store, one("a", b"x"))
@@ -132,7 +128,6 @@ async def test_a_clean_close_leaves_files_as_long_as_their_content(tmp_path: Pat
     assert [log.stat().st_size for log in segments(tmp_path)] == [160]
 
 
-@on_loop
 async def test_a_sealed_segment_is_cut_to_its_content(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     for _ in range(4):
@@ -142,7 +137,6 @@ async def test_a_sealed_segment_is_cut_to_its_content(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_many_entries_are_sealed_at_close_so_that_opening_reads_nothing(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=16 << 20)
     for _ in range(25):
@@ -156,7 +150,7 @@ async def test_many_entries_are_sealed_at_close_so_that_opening_reads_nothing(tm
     await store.close()
 
 
-@on_loop
+@pytest.mark.slow
 async def test_ten_thousand_streams_come_back(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=1 << 20)
     for round_ in range(2):
@@ -175,7 +169,6 @@ async def test_ten_thousand_streams_come_back(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_time_never_runs_backwards_not_even_through_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
     store = await open_store(tmp_path, clock=clock)
@@ -188,7 +181,6 @@ async def test_time_never_runs_backwards_not_even_through_a_restart(tmp_path: Pa
     await store.close()
 
 
-@on_loop
 async def test_a_second_open_names_the_folder_and_the_owner(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     with pytest.raises(StoreLocked, match=rf"{tmp_path}.*{os.getpid()}"):
@@ -198,7 +190,6 @@ async def test_a_second_open_names_the_folder_and_the_owner(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("names", [["README", ".hidden.tmp"], ["log/app.log"], ["index.html", "config/.mine.tmp"]])
-@on_loop
 async def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -209,7 +200,6 @@ async def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, names: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@on_loop
 async def test_a_folder_in_which_a_first_start_was_cut_short_is_taken(tmp_path: Path) -> None:
     for name in ("log", "config", "lost+found"):
         (tmp_path / name).mkdir()
@@ -248,6 +238,7 @@ print(before, after)
 """
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("child", ["lets go", "does nothing"])
 def test_a_forked_process_neither_keeps_the_lock_nor_lets_go_of_it(tmp_path: Path, child: str) -> None:
     done = subprocess.run(
@@ -256,7 +247,6 @@ def test_a_forked_process_neither_keeps_the_lock_nor_lets_go_of_it(tmp_path: Pat
     assert done.stdout.split() == ["True", "False"]
 
 
-@on_loop
 async def test_a_newer_format_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
     await (await open_store(tmp_path)).close()
     (tmp_path / "format").write_text("towline log 99\n")
@@ -267,7 +257,6 @@ async def test_a_newer_format_and_a_foreign_folder_are_refused(tmp_path: Path) -
         await open_store(tmp_path)
 
 
-@on_loop
 async def test_documents_survive_and_bad_names_are_refused(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     await asyncio.gather(*(store.save("topics.json", b"%d" % index) for index in range(20)))
@@ -280,7 +269,6 @@ async def test_documents_survive_and_bad_names_are_refused(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "config").iterdir()] == ["topics.json"]
 
 
-@on_loop
 async def test_a_unit_larger_than_a_segment_gets_a_segment_of_its_size(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     bodies = [os.urandom(5 * SEGMENT_BYTES), b"small", os.urandom(SEGMENT_BYTES)]
@@ -295,7 +283,6 @@ async def test_a_unit_larger_than_a_segment_gets_a_segment_of_its_size(tmp_path:
     await store.close()
 
 
-@on_loop
 async def test_limits_of_a_unit_are_stated(tmp_path: Path) -> None:
     store = await open_store(tmp_path, queue_bytes=1 << 20)
     with pytest.raises(TooLarge, match="1048576"):
@@ -308,7 +295,6 @@ async def test_limits_of_a_unit_are_stated(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     await store.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.log.small_logs import content_of, copy_of, indexes, on_loop, one, open_store, put, segments
-from towline.clock import SECOND_US, ManualClock
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.store import LogStore
+from tests.store.log.small_logs import content_of, copy_of, indexes, one, open_store, put, segments
 from towline.model import Durability
-from towline.store.log import LogStore
 
 
 async def fill_hours(path: Path, hours: int = 10) -> tuple[LogStore, ManualClock]:
@@ -24,7 +24,6 @@ async def fill_hours(path: Path, hours: int = 10) -> tuple[LogStore, ManualClock
     return store, clock
 
 
-@on_loop
 async def test_segments_older_than_the_limit_go(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path)
     trimmed = await store.retain(int(4.5 * 3600 * SECOND_US), 0, {})
@@ -37,7 +36,6 @@ async def test_segments_older_than_the_limit_go(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_the_bounds_are_the_same_after_a_restart(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path / "store")
     await store.retain(int(4.5 * 3600 * SECOND_US), 0, {})
@@ -52,7 +50,6 @@ async def test_the_bounds_are_the_same_after_a_restart(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_the_segment_being_written_goes_too_when_all_of_it_is_too_old(tmp_path: Path) -> None:
     store, clock = await fill_hours(tmp_path)
     clock.advance(24 * 3600)
@@ -70,7 +67,6 @@ async def test_the_segment_being_written_goes_too_when_all_of_it_is_too_old(tmp_
     await store.close()
 
 
-@on_loop
 async def test_the_store_shrinks_to_the_size_asked_for_and_no_further(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path)
     await store.retain(0, 400_000, {})
@@ -81,7 +77,6 @@ async def test_the_store_shrinks_to_the_size_asked_for_and_no_further(tmp_path: 
     await store.close()
 
 
-@on_loop
 async def test_a_pin_holds_its_segment_and_all_behind_it(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path)
     trimmed = await store.retain(0, 1, {"h3": 1, "a": 8, "nobody": 0})
@@ -98,7 +93,6 @@ async def test_a_pin_holds_its_segment_and_all_behind_it(tmp_path: Path) -> None
     await store.close()
 
 
-@on_loop
 async def test_segments_in_which_all_is_trimmed_go_without_a_limit(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path)
     await store.trim("a", 5)
@@ -110,7 +104,6 @@ async def test_segments_in_which_all_is_trimmed_go_without_a_limit(tmp_path: Pat
     await store.close()
 
 
-@on_loop
 async def test_a_trim_within_a_frame_is_exact_and_durable(tmp_path: Path) -> None:
     store = await open_store(tmp_path / "store")
     await put(store, one("a", b"0", b"1", b"2"))
@@ -128,7 +121,6 @@ async def test_a_trim_within_a_frame_is_exact_and_durable(tmp_path: Path) -> Non
         await reader.close()
 
 
-@on_loop
 async def test_a_trim_waits_for_what_was_appended_before_it(tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     store.append([one("a", b"x" * 200_000)] * 3, Durability.OS)
@@ -137,7 +129,6 @@ async def test_a_trim_waits_for_what_was_appended_before_it(tmp_path: Path) -> N
     await store.close()
 
 
-@on_loop
 async def test_what_is_being_read_while_it_is_deleted_is_read_whole(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path, 30)
     for number in range(30):
@@ -152,7 +143,6 @@ async def test_what_is_being_read_while_it_is_deleted_is_read_whole(tmp_path: Pa
     await store.close()
 
 
-@on_loop
 async def test_two_retains_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     store, _ = await fill_hours(tmp_path)
     freed = await asyncio.gather(*(store.retain(0, 300_000, {}) for _ in range(5)))
@@ -161,7 +151,6 @@ async def test_two_retains_at_once_do_not_disturb_each_other(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("seq", [0, 3, 9])
-@on_loop
 async def test_locate_finds_the_first_record_at_a_time_in_any_segment(tmp_path: Path, seq: int) -> None:
     store, _ = await fill_hours(tmp_path)
     begin = ManualClock().now_us()

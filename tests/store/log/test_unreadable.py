@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.frame import encode
+from tests.inside.store import Append, Chunk, LogStore, OfflineStreams, inspect, read_range
 from tests.store.log.small_logs import (
     EVERYTHING,
     FastIo,
     FaultyIo,
     content_of,
-    on_loop,
     one,
     open_store,
     put,
@@ -24,11 +25,6 @@ from tests.store.log.small_logs import (
     unreadable,
 )
 from towline.errors import Unreadable
-from towline.frame import encode
-from towline.store import Append, Chunk
-from towline.store.log import LogStore
-from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import OfflineStreams, read_range
 
 TORN = b"TWR1 torn"
 PASSING = [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOENT, errno.EACCES]
@@ -48,7 +44,6 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / "log").iterdir())}
 
 
-@on_loop
 async def test_a_read_that_fails_in_passing_is_tried_again(tmp_path: Path) -> None:
     store = await written(tmp_path)
     # The cached read, the read of all, and the read of the first frame: twice.
@@ -61,7 +56,6 @@ async def test_a_read_that_fails_in_passing_is_tried_again(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("names", ["*.log", "*.idx"])
 @pytest.mark.parametrize("code", PASSING)
-@on_loop
 async def test_what_cannot_be_read_is_not_lost(tmp_path: Path, code: int, names: str) -> None:
     store = await written(tmp_path)
     with unreadable("*" if code == errno.ENOENT else names, code) as asked:
@@ -77,7 +71,6 @@ async def test_what_cannot_be_read_is_not_lost(tmp_path: Path, code: int, names:
     await store.close()
 
 
-@on_loop
 async def test_nobody_else_waits_for_what_cannot_be_read(tmp_path: Path) -> None:
     store = await written(tmp_path)
     await put(store, one("b", b"other"))
@@ -91,7 +84,6 @@ async def test_nobody_else_waits_for_what_cannot_be_read(tmp_path: Path) -> None
     await store.close()
 
 
-@on_loop
 async def test_what_comes_before_a_bad_sector_is_read(tmp_path: Path) -> None:
     class BadSectorIo(FaultyIo):
         bad = 3000
@@ -118,7 +110,6 @@ async def test_what_comes_before_a_bad_sector_is_read(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_a_vanished_file_is_waited_for(tmp_path: Path) -> None:
     store = await written(tmp_path)
     path = segments(tmp_path)[3]
@@ -130,7 +121,6 @@ async def test_a_vanished_file_is_waited_for(tmp_path: Path) -> None:
     await store.close()
 
 
-@on_loop
 async def test_a_document_that_cannot_be_read_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -146,7 +136,6 @@ async def test_a_document_that_cannot_be_read_is_not_missing(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("names", ["*.idx", "*.log"])
-@on_loop
 async def test_retention_drops_nothing_that_it_cannot_count(tmp_path: Path, names: str) -> None:
     await (await written(tmp_path)).close()
     store = await open_store(tmp_path, index_bytes=1)
@@ -167,7 +156,6 @@ async def test_retention_drops_nothing_that_it_cannot_count(tmp_path: Path, name
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES])
 @pytest.mark.parametrize("which", ["the last segment", "a segment without an index", "an index"])
-@on_loop
 async def test_a_start_on_a_disk_that_does_not_read_fails_and_changes_nothing(
     tmp_path: Path, which: str, code: int
 ) -> None:
@@ -188,7 +176,6 @@ async def test_a_start_on_a_disk_that_does_not_read_fails_and_changes_nothing(
     await store.close()
 
 
-@on_loop
 async def test_a_torn_tail_that_cannot_be_copied_for_want_of_reading_is_not_cut(tmp_path: Path) -> None:
     class TornIo(FastIo):
         def pread(self, fd: int, length: int, position: int) -> bytes:

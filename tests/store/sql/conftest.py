@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.inside.sql import SqlSettings
 from tests.store.sql.server import new_database, sql_settings
-from towline.store.sql import SqlSettings
 
 
 @pytest.fixture

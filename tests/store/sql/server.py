@@ -22,10 +22,10 @@ from pathlib import Path
 import msgspec
 
 from tests.certificates import KIND, openssl
+from tests.inside.sql import SqlSettings, parse_url
 from tests.parts import need, program
 from tests.ports import free_port
 from tests.scratch import memory_folder
-from towline.store.sql import SqlSettings, parse_url
 
 __all__ = [
     "MariaDb",

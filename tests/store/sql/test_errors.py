@@ -6,12 +6,9 @@ import pytest
 from asyncmy.errors import OperationalError
 from sqlalchemy import text
 
+from tests.inside.sql import Fault, SqlSettings, classify, explain, migrate, prepare_database, tables
 from tests.store.sql.server import mariadb
 from towline.errors import Unavailable
-from towline.store.sql import SqlSettings
-from towline.store.sql.errors import Fault, classify, explain
-from towline.store.sql.open import prepare_database
-from towline.store.sql.schema import migrate, tables
 
 
 @pytest.mark.parametrize("code", [1213, 1205, 1020, 1180, 9007, 8002, 8022])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from tests.eventually import eventually_done
+from tests.inside.broker import FormatNumber, _Store
+from tests.inside.ground import FORMAT, SYSTEM
+from tests.inside.sql import Ownership, SqlSettings, open_sql, prepare_database
+from tests.inside.store import Store
 from tests.store.contract.stores import all_bodies, fill, frame_of, put
 from tests.store.sql.server import mariadb
-from towline.broker.cluster.format_number import FormatNumber
-from towline.broker.cluster.realms import _Store
-from towline.clock import SYSTEM
-from towline.format import FORMAT
-from towline.store import Store
-from towline.store.sql import Ownership, SqlSettings, open_sql
-from towline.store.sql.open import prepare_database
 
 EVERYTHING = 1 << 40
 

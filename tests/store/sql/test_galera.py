@@ -8,13 +8,12 @@ import logging
 import msgspec
 import pytest
 
+from tests.inside.frame import Frame
+from tests.inside.sql import Ownership, SqlStore, open_sql, parse_url, prepare_database
 from tests.store.contract.stores import all_bodies, frame_of, put
 from tests.store.sql.galera import Galera
 from towline.errors import OwnershipLost
-from towline.frame import Frame
 from towline.model import Durability
-from towline.store.sql import Ownership, SqlStore, open_sql, parse_url
-from towline.store.sql.open import prepare_database
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from asyncmy.errors import OperationalError
 
 import towline
 from tests.broker.process import BrokerProcess, failing_start
+from tests.inside.sql import NOT_ENCRYPTED, Fault, classify, explain
 from tests.store.sql.server import MariaDb, needs_mariadb, new_server
 from towline.errors import Refused
-from towline.store.sql.errors import NOT_ENCRYPTED, Fault, classify, explain
 
 PASSWORD = "it's a pass\\word"
 

@@ -7,13 +7,13 @@ import asyncio
 import msgspec
 import pytest
 
+from tests.inside.frame import Frame
+from tests.inside.sql import SqlSettings, SqlStore, open_sql
 from tests.store.contract.stores import all_bodies, frame_of, put
 from tests.store.sql.proxy import CuttingProxy
 from tests.store.sql.server import mariadb
 from towline.errors import Unavailable
-from towline.frame import Frame
 from towline.model import Durability
-from towline.store.sql import SqlSettings, SqlStore, open_sql
 
 
 def through(proxy: CuttingProxy, settings: SqlSettings, **changes: float) -> SqlSettings:

@@ -12,14 +12,21 @@ import msgspec
 import pytest
 from asyncmy.errors import MySQLError
 
+from tests.inside.sql import (
+    Connection,
+    Database,
+    Lease,
+    Ownership,
+    Roster,
+    SqlSettings,
+    SqlStore,
+    fence,
+    open_sql,
+    prepare_database,
+)
 from tests.store.contract.stores import all_bodies, frame_of, put
 from tests.store.sql.server import mariadb
 from towline.errors import OwnershipLost, StoreLocked
-from towline.store.sql import Database, Ownership, Roster, SqlSettings, SqlStore, open_sql
-from towline.store.sql.database import Connection
-from towline.store.sql.open import prepare_database
-from towline.store.sql.ownership import Lease
-from towline.store.sql.write.transaction import fence
 
 
 @asynccontextmanager

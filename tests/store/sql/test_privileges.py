@@ -9,10 +9,10 @@ import pytest
 
 import towline
 from tests.broker.process import BrokerProcess, failing_start
+from tests.inside.sql import NEEDED
 from tests.store.sql.server import mariadb, new_database
 from tests.system.cluster.conftest import eventually
 from towline.errors import Refused
-from towline.store.sql.schema.privileges import NEEDED
 
 PASSWORD = "pass"
 

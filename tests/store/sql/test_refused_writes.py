@@ -11,34 +11,36 @@ from contextlib import contextmanager
 import pytest
 
 from tests.eventually import eventually_done
-from tests.store.sql.server import mariadb
-from tests.store.sql.test_too_large import HOUR_US, LARGE, opened, prepare, send
-from towline.broker.broker import Broker
-from towline.broker.consume.member import Member
-from towline.broker.schedule.refused_messages import halves
-from towline.clock import SystemClock
-from towline.delivery.schedule.events import Run
-from towline.errors import TooLarge
-from towline.frame import Frame, encode
-from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, Durability, GroupConfig
-from towline.protocol.cluster import HandBack
-from towline.protocol.consume import ACK, DEAD
-from towline.protocol.groups import Seek
-from towline.protocol.messages import (
+from tests.inside.broker import Broker, Member, halves
+from tests.inside.delivery import Run
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SystemClock
+from tests.inside.protocol import (
+    ACK,
+    DEAD,
     Act,
+    AskSink,
     Attach,
     Browse,
     CancelDelayed,
+    Decide,
     FrameHead,
     GroupState,
+    HandBack,
     ListDelayed,
+    ListTransactions,
     MoveDelayed,
+    Publish,
     Pull,
     Resend,
     ReviseDead,
+    Seek,
+    Stage,
 )
-from towline.protocol.publications import AskSink, Publish, Stage
-from towline.protocol.transactions import Decide, ListTransactions
+from tests.store.sql.server import mariadb
+from tests.store.sql.test_too_large import HOUR_US, LARGE, opened, prepare, send
+from towline.errors import TooLarge
+from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, Durability, GroupConfig
 
 LETTERS = "mq_dead_letter"
 LANE = "msg_p_orders_middle"

@@ -9,18 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.inside.broker import Broker, open_store
+from tests.inside.frame import encode
+from tests.inside.ground import SYSTEM, BrokerSettings, Clock
+from tests.inside.protocol import Attach, Decide, FrameHead, ListTransactions, Prepare, Prepared, Pull, Sent
+from tests.inside.sql import SqlSettings, prepare_database
 from tests.store.sql.server import mariadb
-from towline.broker.broker import Broker
-from towline.broker.open_store import open_store
-from towline.clock import SYSTEM, Clock
 from towline.errors import Conflict, Refused, TooLarge, Unavailable
-from towline.frame import encode
 from towline.model import GroupConfig
-from towline.protocol.messages import Attach, FrameHead, Pull, Sent
-from towline.protocol.transactions import Decide, ListTransactions, Prepare, Prepared
-from towline.settings import BrokerSettings
-from towline.store.sql import SqlSettings
-from towline.store.sql.open import prepare_database
 
 LARGE = 200_000
 HOUR_US = 3600 * 1_000_000

@@ -9,14 +9,12 @@ from functools import partial
 import msgspec
 import pytest
 
+from tests.inside.frame import Frame, encode
+from tests.inside.sql import TEXT, Ownership, SqlSettings, SqlStore, open_sql, prepare_database
 from tests.store.contract.stores import all_bodies, frame_of, put
 from tests.store.sql.server import mariadb
 from towline.errors import OwnershipLost
-from towline.frame import Frame, encode
 from towline.model import Durability
-from towline.store.sql import Ownership, SqlSettings, SqlStore, open_sql
-from towline.store.sql.open import prepare_database
-from towline.store.sql.write.encoding import TEXT
 
 AWKWARD = [b"", b"'", b"\\", b"\\'", b"\x00\x1a\n", bytes(range(256)), b"x" * 250, b"y" * 251, b"z" * 70_000]
 
@@ -37,7 +35,7 @@ async def test_rows_are_what_was_sent_in_either_encoding(
     settings: SqlSettings, text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if text:  # speak to it as to a server that is not MariaDB
-        monkeypatch.setattr("towline.store.sql.database.BULK", TEXT)
+        monkeypatch.setattr("tests.inside.sql.database.BULK", TEXT)
     # Pieces of statements are small here, so that frames are cut.
     database = await prepare_database(msgspec.structs.replace(settings, statement_bytes=4096, cache_bytes=0))
     assert (database.encoding is TEXT) == (text or not database.mariadb)
@@ -121,7 +119,7 @@ async def test_rows_that_were_begun_ahead_are_gone_with_their_deposed_owner(sett
 async def test_more_tables_are_written_than_statements_are_kept(
     settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.store.sql.database._PREPARED_MAX", 4)
+    monkeypatch.setattr("tests.inside.sql.database._PREPARED_MAX", 4)
     database = await prepare_database(settings)
     lease = await Ownership(database, "test").wait_for("main", 5)
     store = await SqlStore.open(database, lease)

@@ -16,8 +16,8 @@ import pytest
 import towline
 from tests.client.conftest import connect
 from tests.eventually import DEADLINE_S, eventually, eventually_done
+from tests.inside.protocol import BrokerState
 from tests.ports import free_ports
-from towline.protocol.cluster import BrokerState
 
 __all__ = ["connect", "eventually", "eventually_done"]
 

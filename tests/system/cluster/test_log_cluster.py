@@ -19,18 +19,12 @@ from tests.client.consume.test_standing_pulls import one_by_one, pulls
 from tests.client.either import do, each, entered
 from tests.client.produce.test_process_end import run
 from tests.eventually import eventually_done
+from tests.inside.client import Call, ClusterBrokers, Dial, Flow, Liveness, Route, Start, requests
+from tests.inside.protocol import AwaitChecks, Pull, TopicInfo
 from tests.system.cluster.conftest import Brokers, eventually
 from tests.system.cluster.load import Load
-from towline.client import requests
-from towline.client.cluster.brokers import ClusterBrokers, Liveness
-from towline.client.link.blocking import Dial
-from towline.client.link.connection import Call
-from towline.client.link.dial import Route
-from towline.client.link.flow import Flow, Start
 from towline.errors import BadRequest, Closed, NotFound, NotOwner, Partly, Timeout, Unavailable
 from towline.model import RetryPolicy
-from towline.protocol.messages import Pull, TopicInfo
-from towline.protocol.transactions import AwaitChecks
 
 __all__ = ["pulls"]
 
@@ -112,7 +106,7 @@ async def test_a_frozen_broker_holds_up_only_what_it_may_have(
 async def test_what_finds_no_room_on_the_way_to_a_frozen_broker_goes_elsewhere_and_the_rest_keeps_its_time(
     connect: Any, cluster_of: Callable[..., Brokers], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.client.link.transport._STALLED_S", 3600.0)
+    monkeypatch.setattr("tests.inside.client.transport._STALLED_S", 3600.0)
     brokers = cluster_of(2).start().wait_for(2)
     topics = [f"{topic}-{number}" for number in range(60)]
     ended: dict[str, Exception | None] = {}
@@ -542,8 +536,8 @@ def test_a_stopping_broker_is_left_at_once(brokers: Brokers, topic: str) -> None
 
 
 def test_a_join_that_is_no_address_is_refused() -> None:
-    from towline.broker.cluster.gossip import join_addresses
-    from towline.settings import load_settings
+    from tests.inside.broker import join_addresses
+    from tests.inside.ground import load_settings
 
     for text in ("somewhere", "0.0.0.0:7400", "host:0", "host:70000"):
         with pytest.raises(BadRequest, match="join"):

@@ -13,17 +13,14 @@ import towline
 from tests.broker.raw_client import RawClient
 from tests.client.either import do, each, entered
 from tests.eventually import DEADLINE_S, eventually_done
+from tests.inside.broker import TOPIC, Broker, Realms
+from tests.inside.ground import BrokerSettings
+from tests.inside.protocol import Brokers as Told
+from tests.inside.protocol import BrokerState, ListBrokers, TopicInfo
 from tests.store.sql.server import mariadb, new_database
 from tests.system.cluster.conftest import Brokers, eventually
 from tests.system.cluster.load import Load
-from towline.broker.broker import Broker
-from towline.broker.cluster.realms import Realms
-from towline.broker.cluster.routing import TOPIC
 from towline.errors import BadRequest, NotOwner, Unavailable
-from towline.protocol.cluster import Brokers as Told
-from towline.protocol.cluster import BrokerState, ListBrokers
-from towline.protocol.messages import TopicInfo
-from towline.settings import BrokerSettings
 
 REALMS = 8
 TAKEOVER_S = 3.0
@@ -247,11 +244,9 @@ def test_brokers_and_consumers_are_in_the_registry_table(brokers: Brokers, topic
 
 def test_spark_reads_all_realms_and_writes_to_each_once(brokers: Brokers, topic: str) -> None:
     """An epoch whose commit was cut short is finished by the next attempt, whose rows come in another order."""
-    from towline.client.bulk.publish import Addressed
-    from towline.frame import encode
-    from towline.spark.plan import Selection, cut
-    from towline.spark.sink_routing import SinkRouting, members_of, publish
-    from towline.spark.sources import BrokerSource, ReadSource
+    from tests.inside.client import Addressed
+    from tests.inside.frame import encode
+    from tests.inside.spark import BrokerSource, ReadSource, Selection, SinkRouting, cut, members_of, publish
 
     with towline.connect(brokers.url) as mq:
         for whole, order in ((False, range(40)), (True, range(39, -1, -1))):

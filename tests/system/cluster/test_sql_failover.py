@@ -11,13 +11,10 @@ from typing import Any
 
 import towline
 from tests.client.either import do, each, entered
+from tests.inside.client import Call, Flow
+from tests.inside.protocol import PREFACE, VERSION, Decoder, Hello, ListBrokers, encode_envelope
 from tests.store.sql.server import mariadb, new_database
 from tests.system.cluster.conftest import Brokers, eventually
-from towline.client.link.connection import Call
-from towline.client.link.flow import Flow
-from towline.protocol import PREFACE, Decoder, encode_envelope
-from towline.protocol.cluster import ListBrokers
-from towline.protocol.messages import VERSION, Hello
 
 PATIENCE_S = 300
 """No call of these tests ends because it took too long."""

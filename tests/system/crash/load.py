@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import count
 
 import towline
+from tests.inside.load import BrokerProcess
 from towline.errors import LeaseLost, TowlineError
-from towline.load.broker import BrokerProcess
 
 TOPIC = "orders"
 GROUP = "billing"

@@ -10,8 +10,8 @@ import pytest
 import towline
 from tests import disks
 from tests.eventually import eventually
+from tests.inside.load import BrokerProcess
 from towline.errors import DiskFull
-from towline.load.broker import BrokerProcess
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.system.crash.load import GROUP, TOPIC, Consumer, Producer, Settled, check
-from towline.load.broker import BrokerProcess
 
 
 @pytest.mark.timeout(900)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.store.sql.server import new_database
-from towline.load.broker import BrokerProcess
 from towline.model import GroupConfig, RetryPolicy
 
-ROUNDS = 4
+ROUNDS = 2
 
 
 @pytest.mark.timeout(300)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.client import shard_of
+from tests.inside.load import BrokerProcess
 from tests.system.crash.load import PATIENCE_S, Worker, kill_under_load
-from towline.client.produce.sharding import shard_of
-from towline.load.broker import BrokerProcess
 
 TOPIC, SHARDS = "ledger", 4
 KEYS = {"a": 3, "b": 2, "c": 1}
@@ -51,12 +51,11 @@ class Clerk:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_shards_get_transactions_and_delayed_messages_whole_and_once(
-    tmp_path: Path, request: pytest.FixtureRequest, durability: str
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     kills = max(request.config.getoption("--kills") // 8, 1)
-    settings = {"durability": durability, "segment_bytes": 1 << 20, "maintenance_s": 0.2, "tx_check_after_s": 3600}
+    settings = {"durability": "os", "segment_bytes": 1 << 20, "maintenance_s": 0.2, "tx_check_after_s": 3600}
     with BrokerProcess(f"file:{tmp_path / 'data'}", **settings) as broker:
         with towline.connect(broker.url, timeout=PATIENCE_S) as mq:
             mq.create_topic(TOPIC, shards=SHARDS)

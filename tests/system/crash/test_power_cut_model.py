@@ -17,18 +17,13 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, Bench, Got
+from tests.inside.broker import Broker, Member, snapshots, table_snapshot
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import BrokerSettings
+from tests.inside.protocol import Attach, Pause, Purge
+from tests.inside.store import LogSettings, LogStore
 from tests.store.log.test_power_cut import PowerCutIo
-from towline.broker import table_snapshot
-from towline.broker.broker import Broker
-from towline.broker.consume import snapshots
-from towline.broker.consume.member import Member
-from towline.frame import Frame, encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.groups import Pause
-from towline.protocol.messages import Attach
-from towline.protocol.topics import Purge
-from towline.settings import BrokerSettings
-from towline.store.log import LogSettings, LogStore
 
 ROUNDS = 6
 LIVES = 4

@@ -10,25 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.conftest import Got
+from tests.inside.broker import Broker, Dispatcher, Member, PrefixSubscription
+from tests.inside.delivery import decode_event
+from tests.inside.delivery import delivery_Event as Event
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SECOND_US, BrokerSettings
+from tests.inside.protocol import Act, Attach, FrameHead, Prepare, Pull
+from tests.inside.sql import open_sql
+from tests.inside.store import LogSettings, LogStore, MemoryStore, Store
 from tests.store.log.test_power_cut import PowerCutIo, copy_if_there
 from tests.store.sql.server import copied_database, drop_database, mariadb, new_database, sql_settings
 from tests.system.everything.model import SETUPS, TOPICS, Item, Key, Lane, Unit
 from tests.unit.delivery.ledger import Name
-from towline.broker.broker import Broker
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.clock import SECOND_US
-from towline.delivery import Event, decode_event
-from towline.frame import Frame, encode
 from towline.model import Durability, GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.messages import Act, Attach, FrameHead, Pull
-from towline.protocol.transactions import Prepare
-from towline.settings import BrokerSettings
-from towline.store import Store
-from towline.store.log import LogSettings, LogStore
-from towline.store.memory import MemoryStore
-from towline.store.sql import open_sql
 
 HEARTBEAT_S = 30.0
 

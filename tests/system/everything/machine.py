@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Got
+from tests.inside.broker import Member, PrefixSubscription
+from tests.inside.delivery import Pulled, snapshot
+from tests.inside.protocol import Act, Decided, ListDelayed, ListTransactions, Sent
 from tests.system.everything.crashable_broker import HEARTBEAT_S, Plant, frames_of
 from tests.system.everything.model import RANKS, TOPICS, Item, Key, Lane, Model, Unit
 from tests.system.everything.names import SETUP, Ended, expected_states, names_in, names_of, stream_of
 from tests.unit.delivery.ledger import Name
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.delivery import snapshot
-from towline.delivery.group.events import Pulled
 from towline.model import LANES, Durability
-from towline.protocol.messages import Act, ListDelayed, Sent
-from towline.protocol.transactions import Decided, ListTransactions
 
 T = TypeVar("T")
 

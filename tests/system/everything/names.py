@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.broker.conftest import Got
+from tests.inside.delivery import EXPIRED, GaveUp, Part, Returned, Skipped
+from tests.inside.delivery import delivery_Event as Event
 from tests.system.everything.model import SETUPS, TOPICS, Lane
 from tests.unit.delivery.ledger import Ledger, Name
-from towline.delivery import Event, Part
-from towline.delivery.group.events import GaveUp, Returned, Skipped
-from towline.delivery.group.group import EXPIRED
 from towline.model import LANES
 
 SETUP = {(one.topic, one.group): one for one in SETUPS}

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from tests.broker.conftest import ACK, NACK, Got
+from tests.inside.protocol import Act, Pulled
 from tests.system.everything.drawing import Stepping, acts, pick, shares
 from tests.system.everything.machine import PAT
 from tests.system.everything.model import TOPICS, Key
 from tests.system.everything.names import SETUP
-from towline.protocol.messages import Act, Pulled
 
 __all__ = ["PrefixRules"]
 

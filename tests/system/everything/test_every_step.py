@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.broker.conftest import ACK, DEAD, NACK
+from tests.inside.protocol import Act, CancelDelayed, Decide, MoveDelayed, Resend
 from tests.store.log.test_power_cut import PowerCutIo
 from tests.system.everything.crashable_broker import Plant, frames_of
 from tests.system.everything.machine import Drawn, Machine
 from tests.system.everything.model import Key, Model
-from towline.protocol.messages import Act, CancelDelayed, MoveDelayed, Resend
-from towline.protocol.transactions import Decide
 
 MAIL: Key = ("orders", "mail")
 TRAIL: Key = ("trail", "billing")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.broker.conftest import ACK, NACK
+from tests.inside.protocol import Act, CancelDelayed, Decide, EditTopic, MoveDelayed, Pause, Purge, Resend, Seek
 from tests.store.sql.server import needs_mariadb
 from tests.system.everything.crashable_broker import frames_of
 from tests.system.everything.drawing import acts, pick, shares
@@ -26,10 +27,6 @@ from tests.system.everything.prefix_rules import PrefixRules
 from tests.system.everything.zombie_rules import ZombieRules
 from towline.errors import Conflict
 from towline.model import Durability
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Act, CancelDelayed, MoveDelayed, Resend
-from towline.protocol.topics import EditTopic, Purge
-from towline.protocol.transactions import Decide
 
 keys = st.sampled_from([(one.topic, one.group) for one in SETUPS])
 consumers = st.sampled_from(CONSUMERS)

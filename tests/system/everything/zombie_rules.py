@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis.stateful import precondition, rule
 
 from tests.broker.conftest import ACK
+from tests.inside.broker import Member
+from tests.inside.protocol import Act
 from tests.system.everything.drawing import Stepping, pick, shares
-from towline.broker.consume.member import Member
 from towline.errors import LeaseLost
-from towline.protocol.messages import Act
 
 __all__ = ["ZombieRules"]
 

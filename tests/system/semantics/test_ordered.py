@@ -10,7 +10,7 @@ import pytest
 
 from tests.client.either import do, entered
 from tests.eventually import eventually_done
-from towline.client.produce.sharding import shard_of
+from tests.inside.client import shard_of
 from towline.errors import BadRequest, NotFound
 from towline.model import GroupConfig, RetryPolicy
 

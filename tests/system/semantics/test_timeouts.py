@@ -13,7 +13,7 @@ import pytest
 import towline
 from tests.client.either import do, each, entered
 from tests.eventually import eventually_done
-from towline.client.consume.time_limit import HandlerTimeout
+from tests.inside.client import HandlerTimeout
 from towline.errors import BadRequest, LeaseLost
 from towline.model import RetryPolicy
 

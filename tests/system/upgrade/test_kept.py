@@ -13,11 +13,10 @@ import pytest
 
 import towline
 from tests.broker.process import BrokerProcess
+from tests.inside.ground import FORMAT
+from tests.inside.protocol import PREFACE, PREFIX, Decoder, Envelope, Failed
 from tests.system.upgrade import story
 from tests.system.upgrade.before import SESSION, unpack_folder
-from towline.format import FORMAT
-from towline.protocol.envelope import PREFACE, PREFIX, Decoder, Envelope
-from towline.protocol.messages import Failed
 
 CENTURY_S = 100 * 365 * 86400.0
 DEADLINE_S = 60.0

@@ -13,12 +13,12 @@ import pytest
 
 import towline
 from tests.eventually import eventually
+from tests.inside.alarms import AlarmRule
+from tests.inside.ground import FORMAT
+from tests.inside.protocol import VERSION
 from tests.system.cluster.conftest import Brokers
 from tests.system.upgrade.before import NAME, ROOT, environment
-from towline.alarms.rule import AlarmRule
 from towline.errors import Partly, Unsupported
-from towline.format import FORMAT
-from towline.protocol.messages import VERSION
 
 ERRANDS = Path(__file__).with_name("errands.py")
 

@@ -13,16 +13,15 @@ import pytest
 import towline
 from tests.broker.raw_client import RawClient
 from tests.eventually import eventually
+from tests.inside.alarms import AlarmRule
+from tests.inside.ground import FORMAT
+from tests.inside.protocol import Done, PutAlarm
 from tests.store.sql.server import mariadb, new_database
 from tests.system.cluster.conftest import Brokers
 from tests.system.cluster.load import Load
 from tests.system.cluster.test_sql_chaos import SHARDS, OrderedLoad, is_in_order, stored
 from tests.system.upgrade.before import ROOT, environment
-from towline.alarms.rule import AlarmRule
 from towline.errors import Unsupported
-from towline.format import FORMAT
-from towline.protocol.messages import Done
-from towline.protocol.monitor import PutAlarm
 
 REALMS = 4
 GONE_S = "3"

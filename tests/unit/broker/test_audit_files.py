@@ -65,19 +65,16 @@ def test_without_a_size_all_is_kept_in_one_file(tmp_path: Path) -> None:
     assert (verify(path), list(tmp_path.iterdir())) == ((MANY, None), [path])
 
 
-def test_what_is_no_file_is_not_put_aside(tmp_path: Path) -> None:
+async def test_what_is_no_file_is_not_put_aside(tmp_path: Path) -> None:
     """A device, say: here it is a pipe, which could be renamed."""
     path = tmp_path / "audit.jsonl"
     os.mkfifo(path)
 
-    async def main() -> None:
-        log = await AuditLog.open(path, SYSTEM, 1)
-        log.note("alice", "", "PutTopic", "topic a")
-        assert [one.name for one in tmp_path.iterdir()] == [path.name]
-        assert path.is_fifo()
-        await log.close()
-
-    asyncio.run(main())
+    log = await AuditLog.open(path, SYSTEM, 1)
+    log.note("alice", "", "PutTopic", "topic a")
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert path.is_fifo()
+    await log.close()
 
 
 def test_a_file_of_before_is_put_aside_whole(tmp_path: Path) -> None:
@@ -93,57 +90,51 @@ def test_a_file_of_before_is_put_aside_whole(tmp_path: Path) -> None:
     assert verify(path)[1] is None
 
 
-def test_the_list_goes_through_all_files(tmp_path: Path) -> None:
+async def test_the_list_goes_through_all_files(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
 
-    async def main() -> None:
-        await fill(path, max_bytes=KEPT)
-        log = await AuditLog.open(path, SYSTEM, KEPT)
-        first, end = older_files(path)[0].first, log._number
-        assert first > 100
-        assert await listed(log, limit=7) == list(range(end - 1, first - 1, -1))
-        drops = [entry for entry in (await log.list(ListAudit(what=DROPPED))).entries if entry.outcome == "done"]
-        assert drops[0].target == f"lines before {first}"
-        alice = await listed(log, limit=100, actor="alice", what="login")
-        assert len(alice) > 30
-        assert alice == sorted(alice, reverse=True)
-        # Files come and go while somebody reads.
-        asked = asyncio.ensure_future(log.list(ListAudit(limit=1_000)))
-        await asyncio.sleep(0)
-        for number in range(MANY):
-            log.note("bob", "", "PutTopic", f"topic {number}")
-        numbers = [one.number for one in (await asked).entries]
-        assert numbers == list(range(end - 1, end - 1 - len(numbers), -1))
-        await log.close()
-
-    asyncio.run(main())
+    await fill(path, max_bytes=KEPT)
+    log = await AuditLog.open(path, SYSTEM, KEPT)
+    first, end = older_files(path)[0].first, log._number
+    assert first > 100
+    assert await listed(log, limit=7) == list(range(end - 1, first - 1, -1))
+    drops = [entry for entry in (await log.list(ListAudit(what=DROPPED))).entries if entry.outcome == "done"]
+    assert drops[0].target == f"lines before {first}"
+    alice = await listed(log, limit=100, actor="alice", what="login")
+    assert len(alice) > 30
+    assert alice == sorted(alice, reverse=True)
+    # Files come and go while somebody reads.
+    asked = asyncio.ensure_future(log.list(ListAudit(limit=1_000)))
+    await asyncio.sleep(0)
+    for number in range(MANY):
+        log.note("bob", "", "PutTopic", f"topic {number}")
+    numbers = [one.number for one in (await asked).entries]
+    assert numbers == list(range(end - 1, end - 1 - len(numbers), -1))
+    await log.close()
 
 
 @pytest.mark.parametrize("many", [5, 3_000])
-def test_a_page_begins_anywhere_also_behind_damage(tmp_path: Path, many: int) -> None:
+async def test_a_page_begins_anywhere_also_behind_damage(tmp_path: Path, many: int) -> None:
     path = tmp_path / "audit.jsonl"
 
-    async def main() -> None:
-        await fill(path, many)
+    await fill(path, many)
+    log = await AuditLog.open(path, SYSTEM)
+    for before in range(1, many, 1 + many // 50):
+        page = await log.list(ListAudit(before, limit=3))
+        assert [one.number for one in page.entries] == list(range(before - 1, max(before - 4, -1), -1))
+    await log.close()
+    if many > 5:
+        data = path.read_bytes()
+        path.write_bytes(data[:BLOCK] + b"x" * 3 * BLOCK + data[4 * BLOCK :])
         log = await AuditLog.open(path, SYSTEM)
-        for before in range(1, many, 1 + many // 50):
+        assert log._number == many
+        there = await listed(log, limit=1_000)
+        assert 0 < len(there) < many
+        assert there == sorted(set(there), reverse=True)
+        for before in range(10, many, 300):
             page = await log.list(ListAudit(before, limit=3))
-            assert [one.number for one in page.entries] == list(range(before - 1, max(before - 4, -1), -1))
+            assert [one.number for one in page.entries] == [number for number in there if number < before][:3]
         await log.close()
-        if many > 5:
-            data = path.read_bytes()
-            path.write_bytes(data[:BLOCK] + b"x" * 3 * BLOCK + data[4 * BLOCK :])
-            log = await AuditLog.open(path, SYSTEM)
-            assert log._number == many
-            there = await listed(log, limit=1_000)
-            assert 0 < len(there) < many
-            assert there == sorted(set(there), reverse=True)
-            for before in range(10, many, 300):
-                page = await log.list(ListAudit(before, limit=3))
-                assert [one.number for one in page.entries] == [number for number in there if number < before][:3]
-            await log.close()
-
-    asyncio.run(main())
 
 
 def test_a_start_reads_no_more_than_the_end_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,48 +63,42 @@ def test_what_becomes_due_between_the_look_and_the_sleep_is_not_slept_over() -> 
         asyncio.run(main(ahead_us))
 
 
-def test_what_is_due_but_cannot_be_done_yet_is_waited_for_without_a_busy_loop() -> None:
-    async def main() -> None:
-        clock, over = Creeping(DUE_US + 50, 1), asyncio.Event()
-        looks, free = 0, False
+async def test_what_is_due_but_cannot_be_done_yet_is_waited_for_without_a_busy_loop() -> None:
+    clock, over = Creeping(DUE_US + 50, 1), asyncio.Event()
+    looks, free = 0, False
 
-        async def step() -> bool:
-            nonlocal looks
-            looks += 1
-            if free:
-                over.set()
-            return False
+    async def step() -> bool:
+        nonlocal looks
+        looks += 1
+        if free:
+            over.set()
+        return False
 
-        pace = TimerLoop(clock, "this")
+    pace = TimerLoop(clock, "this")
 
-        def let_go() -> None:
-            nonlocal free
-            free = True
-            pace.not_after(DUE_US)
+    def let_go() -> None:
+        nonlocal free
+        free = True
+        pace.not_after(DUE_US)
 
-        asyncio.get_running_loop().call_later(0.2, let_go)
-        took_s = await run_until(pace, step, lambda: DUE_US, over)
-        assert took_s < 0.9, "what it waited for woke it"
-        assert looks <= 4, "it did not look again and again"
-
-    asyncio.run(main())
+    asyncio.get_running_loop().call_later(0.2, let_go)
+    took_s = await run_until(pace, step, lambda: DUE_US, over)
+    assert took_s < 0.9, "what it waited for woke it"
+    assert looks <= 4, "it did not look again and again"
 
 
-def test_with_nothing_to_come_it_sleeps_until_it_is_told() -> None:
-    async def main() -> None:
-        clock, over = Creeping(0, 1), asyncio.Event()
-        looks = 0
+async def test_with_nothing_to_come_it_sleeps_until_it_is_told() -> None:
+    clock, over = Creeping(0, 1), asyncio.Event()
+    looks = 0
 
-        async def step() -> bool:
-            nonlocal looks
-            looks += 1
-            if looks == 2:
-                over.set()
-            return False
+    async def step() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            over.set()
+        return False
 
-        pace = TimerLoop(clock, "this")
-        asyncio.get_running_loop().call_later(0.05, pace.not_after, FOREVER_US - 1)
-        await run_until(pace, step, lambda: None, over)
-        assert looks == 2
-
-    asyncio.run(main())
+    pace = TimerLoop(clock, "this")
+    asyncio.get_running_loop().call_later(0.05, pace.not_after, FOREVER_US - 1)
+    await run_until(pace, step, lambda: None, over)
+    assert looks == 2

@@ -26,6 +26,7 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("length", [16, 200])
 @pytest.mark.parametrize(("ids", "usual", "at_most"), [(2_000_000 // 64, 210, 250), (2**16 * 2 // 3 + 50, 240, 310)])
@@ -79,3 +80,10 @@ def test_ids_that_come_anew_after_a_purge_are_bounded_as_well() -> None:
         dedup.forget_topic("orders", START_US + rounds)
         assert len(dedup._keys) <= 2 * 1_000 + SPARE + BATCH
     assert dedup.find("kept", b"%016d" % 0, START_US + 100) is not None
+
+
+def test_an_id_counts_to_the_end_of_its_window_and_no_longer() -> None:
+    dedup = Dedup(WINDOW_US, 1_000)
+    dedup.remember(batch(0, count=1), START_US)
+    assert dedup.find("orders", b"%016d" % 0, START_US + WINDOW_US - 1) is not None
+    assert dedup.find("orders", b"%016d" % 0, START_US + WINDOW_US) is None

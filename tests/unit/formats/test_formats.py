@@ -123,29 +123,23 @@ async def _start(path: Path) -> None:
         "catalog/groups",
     ],
 )
-def test_a_record_of_a_later_version_refuses_the_start_and_says_which_version_reads_it(
+async def test_a_record_of_a_later_version_refuses_the_start_and_says_which_version_reads_it(
     tmp_path: Path, stream: str
 ) -> None:
-    async def main() -> None:
-        await _fill(tmp_path)
-        (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 2, "towline": "9.8.7"}))
-        await _append(tmp_path, stream, msgspec.msgpack.encode([99, 1, "of tomorrow"]))
-        for _ in range(2):
-            with pytest.raises(NewerFormat, match=rf"{stream}.* is not understood .*use Towline 9\.8\.7 or newer"):
-                await _start(tmp_path)
-
-    asyncio.run(main())
-
-
-def test_a_field_of_a_later_version_refuses_the_start_as_well(tmp_path: Path) -> None:
-    async def main() -> None:
-        await _fill(tmp_path)
-        event = msgspec.msgpack.decode(encode_event(events.Paused(1, "rest")))
-        await _append(tmp_path, "pull/orders/billing", msgspec.msgpack.encode([*event, "more"]))
-        with pytest.raises(NewerFormat, match="pull/orders/billing: event"):
+    await _fill(tmp_path)
+    (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 2, "towline": "9.8.7"}))
+    await _append(tmp_path, stream, msgspec.msgpack.encode([99, 1, "of tomorrow"]))
+    for _ in range(2):
+        with pytest.raises(NewerFormat, match=rf"{stream}.* is not understood .*use Towline 9\.8\.7 or newer"):
             await _start(tmp_path)
 
-    asyncio.run(main())
+
+async def test_a_field_of_a_later_version_refuses_the_start_as_well(tmp_path: Path) -> None:
+    await _fill(tmp_path)
+    event = msgspec.msgpack.decode(encode_event(events.Paused(1, "rest")))
+    await _append(tmp_path, "pull/orders/billing", msgspec.msgpack.encode([*event, "more"]))
+    with pytest.raises(NewerFormat, match="pull/orders/billing: event"):
+        await _start(tmp_path)
 
 
 UNKNOWN: dict[str, Callable[[Any], Any]] = {
@@ -165,80 +159,63 @@ EMPTY = {"staging.bin": [0, 0, [], [], []], "transactions.bin": [0, 0, [], []]}
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_document_with_a_value_of_a_later_version_is_not_taken_for_damage(tmp_path: Path, name: str) -> None:
+async def test_a_document_with_a_value_of_a_later_version_is_not_taken_for_damage(tmp_path: Path, name: str) -> None:
     """The one before it says less."""
 
-    async def main() -> None:
-        for _ in range(2):
-            await _fill(tmp_path)
-        coder: Any = msgspec.json if name.endswith(".json") else msgspec.msgpack
-        path = tmp_path / "config" / name
-        document = coder.decode(path.read_bytes()) if path.exists() else EMPTY.get(name, {})
-        UNKNOWN[name](document)
-        path.write_bytes(coder.encode(document))
-        (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 2, "towline": "9.8.7"}))
-        with pytest.raises(NewerFormat, match=rf"{name} is not understood .*use Towline 9\.8\.7 or newer"):
-            await _start(tmp_path)
-        assert coder.decode(path.read_bytes()) == document
-
-    asyncio.run(main())
+    for _ in range(2):
+        await _fill(tmp_path)
+    coder: Any = msgspec.json if name.endswith(".json") else msgspec.msgpack
+    path = tmp_path / "config" / name
+    document = coder.decode(path.read_bytes()) if path.exists() else EMPTY.get(name, {})
+    UNKNOWN[name](document)
+    path.write_bytes(coder.encode(document))
+    (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 2, "towline": "9.8.7"}))
+    with pytest.raises(NewerFormat, match=rf"{name} is not understood .*use Towline 9\.8\.7 or newer"):
+        await _start(tmp_path)
+    assert coder.decode(path.read_bytes()) == document
 
 
 @pytest.mark.parametrize("change", [{"effect": "forbid"}, {"action": "publish"}, {"resource": "realm"}], ids=str)
-def test_a_right_of_a_later_version_is_not_passed_over(change: dict[str, str]) -> None:
+async def test_a_right_of_a_later_version_is_not_passed_over(change: dict[str, str]) -> None:
     store = MemoryStore()
     rule = {"id": 1, "subject": "*", "effect": "deny", "action": "send", "resource": "topic", "name": "*"} | change
     document = msgspec.json.encode({"version": 1, "rules": [list(rule.values())]})
 
-    async def main() -> None:
-        await store.save("access.json", document)
-        with pytest.raises(NewerFormat, match=r"access\.json is not understood"):
-            await AccountStore(store, SYSTEM).load()
-
-    asyncio.run(main())
+    await store.save("access.json", document)
+    with pytest.raises(NewerFormat, match=r"access\.json is not understood"):
+        await AccountStore(store, SYSTEM).load()
 
 
-def test_a_kind_of_record_of_a_later_version_is_not_taken_for_damage(tmp_path: Path) -> None:
-    async def main() -> None:
-        await _fill(tmp_path)
-        for index in (tmp_path / "log").glob("*.idx"):
-            index.unlink()
-        segment = min((tmp_path / "log").glob("*.log"))
-        data = segment.read_bytes()
-        _, _, length, frame_length, name_length, _, *rest = record.STAMP.unpack_from(data)
-        tail = record.stamp_tail(length, frame_length, name_length, record.FORGET + 1, *rest)
-        name = data[record.STAMP.size : record.STAMP.size + name_length]
-        stamp = record.seal_stamp(int(segment.stem), 0, tail, name)
-        segment.write_bytes(stamp + data[len(stamp) :])
-        with pytest.raises(NewerFormat, match=r"segment \d+: the record at byte \d+ .*kind 4"):
-            await open_store(_settings(tmp_path))
-
-    asyncio.run(main())
+async def test_a_kind_of_record_of_a_later_version_is_not_taken_for_damage(tmp_path: Path) -> None:
+    await _fill(tmp_path)
+    for index in (tmp_path / "log").glob("*.idx"):
+        index.unlink()
+    segment = min((tmp_path / "log").glob("*.log"))
+    data = segment.read_bytes()
+    _, _, length, frame_length, name_length, _, *rest = record.STAMP.unpack_from(data)
+    tail = record.stamp_tail(length, frame_length, name_length, record.FORGET + 1, *rest)
+    name = data[record.STAMP.size : record.STAMP.size + name_length]
+    stamp = record.seal_stamp(int(segment.stem), 0, tail, name)
+    segment.write_bytes(stamp + data[len(stamp) :])
+    with pytest.raises(NewerFormat, match=r"segment \d+: the record at byte \d+ .*kind 4"):
+        await open_store(_settings(tmp_path))
 
 
-def test_a_folder_of_a_newer_format_names_the_version_that_can_read_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        await _fill(tmp_path)
-        (tmp_path / "format").write_text("towline log 99\n")
-        (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 99, "towline": "9.8.7"}))
-        with pytest.raises(
-            StoreFailed, match=r"has format 99, which Towline 9\.8\.7 has written; .*use Towline 9\.8\.7"
-        ):
-            await open_store(_settings(tmp_path))
-
-    asyncio.run(main())
+async def test_a_folder_of_a_newer_format_names_the_version_that_can_read_it(tmp_path: Path) -> None:
+    await _fill(tmp_path)
+    (tmp_path / "format").write_text("towline log 99\n")
+    (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 99, "towline": "9.8.7"}))
+    with pytest.raises(StoreFailed, match=r"has format 99, which Towline 9\.8\.7 has written; .*use Towline 9\.8\.7"):
+        await open_store(_settings(tmp_path))
 
 
-def test_the_number_is_not_raised_while_another_broker_has_the_folder(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await open_store(_settings(tmp_path))
-        (tmp_path / "format").write_text("towline log 1\n")
-        with pytest.raises(StoreLocked):
-            await open_store(_settings(tmp_path))
-        assert (tmp_path / "format").read_text() == "towline log 1\n", "the older one must be able to come back"
-        await store.close()
-
-    asyncio.run(main())
+async def test_the_number_is_not_raised_while_another_broker_has_the_folder(tmp_path: Path) -> None:
+    store = await open_store(_settings(tmp_path))
+    (tmp_path / "format").write_text("towline log 1\n")
+    with pytest.raises(StoreLocked):
+        await open_store(_settings(tmp_path))
+    assert (tmp_path / "format").read_text() == "towline log 1\n", "the older one must be able to come back"
+    await store.close()
 
 
 def test_a_folder_of_an_older_format_is_read_and_its_number_raised(

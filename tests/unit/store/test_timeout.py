@@ -18,32 +18,26 @@ async def _swallow(raises: bool) -> None:
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_swallowed_cancellation_is_one_again(raises: bool) -> None:
+async def test_a_swallowed_cancellation_is_one_again(raises: bool) -> None:
     async def ask() -> None:
         async with within(30):
             await _swallow(raises)
         raise AssertionError("it goes on")
 
-    async def main() -> None:
-        task = asyncio.create_task(ask())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-
-    asyncio.run(main())
+    task = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
-def test_an_answer_that_takes_too_long_is_no_cancellation() -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with within(0.01):
-                await asyncio.Event().wait()
-        with pytest.raises(ConnectionError):
-            async with within(0.01):
-                await _swallow(raises=True)
-        current = asyncio.current_task()
-        assert current is not None
-        assert current.cancelling() == 0
-
-    asyncio.run(main())
+async def test_an_answer_that_takes_too_long_is_no_cancellation() -> None:
+    with pytest.raises(TimeoutError):
+        async with within(0.01):
+            await asyncio.Event().wait()
+    with pytest.raises(ConnectionError):
+        async with within(0.01):
+            await _swallow(raises=True)
+    current = asyncio.current_task()
+    assert current is not None
+    assert current.cancelling() == 0
