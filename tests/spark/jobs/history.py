@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.inside.delivery import (
     Acked,
     Buried,
+    Event,
     Failed,
     GaveUp,
     Moved,
@@ -29,7 +30,6 @@ from tests.inside.delivery import (
     Started,
     encode_event,
 )
-from tests.inside.delivery import delivery_Event as Event
 from tests.inside.frame import encode, encode_events
 from tests.inside.ground import ManualClock
 from tests.inside.store import Append, LogStore

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.inside.delivery import Moved, Started, decode_event
-from tests.inside.delivery import delivery_Event as Event
+from tests.inside.delivery import Event, Moved, Started, decode_event
 from tests.inside.frame import Frame
 from tests.inside.spark import KINDS, STATUSES, Events, MessageOutcomes, Moves, lives, override
 from tests.spark.jobs.history import NOON, Group, Life, Writer, play

@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.broker.conftest import Got
 from tests.inside.broker import Broker, Dispatcher, Member, PrefixSubscription
-from tests.inside.delivery import decode_event
-from tests.inside.delivery import delivery_Event as Event
+from tests.inside.delivery import Event, decode_event
 from tests.inside.frame import Frame, encode
 from tests.inside.ground import SECOND_US, BrokerSettings
 from tests.inside.protocol import Act, Attach, FrameHead, Prepare, Pull

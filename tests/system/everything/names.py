@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.broker.conftest import Got
-from tests.inside.delivery import EXPIRED, GaveUp, Part, Returned, Skipped
-from tests.inside.delivery import delivery_Event as Event
+from tests.inside.delivery import EXPIRED, Event, GaveUp, Part, Returned, Skipped
 from tests.system.everything.model import SETUPS, TOPICS, Lane
 from tests.unit.delivery.ledger import Ledger, Name
 from towline.model import LANES

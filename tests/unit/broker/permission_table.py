@@ -1,4 +1,4 @@
-"""The rights that each request needs, written by hand: it says again what `broker/access/permissions.py` says."""
+"""The rights that each request needs, written by hand: it says again what `broker/server/requests.py` says."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ NEEDS: dict[type[Request], list[Need]] = {
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", BILLING), ("describe", ORDERS)],
     cluster.ForgetBroker: [("admin", CLUSTER)],
+    cluster.CloseConnection: [("admin", CLUSTER)],
     backup.BeginBackup: [("admin", CLUSTER)],
     backup.HoldBackup: [("admin", CLUSTER)],
     cluster.HandBack: [("consume", ORDERS), ("consume", BILLING)],
