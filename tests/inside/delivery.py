@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from towline.delivery import Event as delivery_Event
 from towline.delivery import (
     Group,
     GroupSnapshot,
