@@ -404,16 +404,66 @@ def crowded_folders(sources: Sources) -> list[str]:
     return [f"{name}: {count}" for name, count in folders.items() if count > MODULES_MAX and name not in FLAT]
 
 
+METAPHORS = {
+    "agenda",
+    "burial",
+    "census",
+    "commons",
+    "companion",
+    "desk",
+    "errand",
+    "escrow",
+    "fan",
+    "fleet",
+    "flows",
+    "front",
+    "obituary",
+    "outlook",
+    "pace",
+    "parcel",
+    "places",
+    "plainly",
+    "shelf",
+    "shield",
+    "sifting",
+    "standing",
+    "terms",
+    "undertaking",
+    "verdict",
+    "wishes",
+    "words",
+}
+"""Pictures that modules were named by once."""
+
+
 def verbs_as_names(modules: Iterable[str]) -> list[str]:
-    """Modules that are named by what they do, instead of by what they are."""
+    """Modules that are named by what they do, or by a picture, instead of by what they are."""
     lasts = ((module, module.rpartition(".")[2]) for module in modules)
-    return [module for module, last in lasts if last.endswith("ing") and last.rpartition("_")[2] not in GLOSSARY]
+    return [
+        module
+        for module, last in lasts
+        if (last.endswith("ing") and last.rpartition("_")[2] not in GLOSSARY) or last in METAPHORS
+    ]
+
+
+RIDDLE = re.compile(r"(What|Who|Where|How|When|Why|Whose|Which) ")
+FOR_PEOPLE = ("towline.cli", "towline.console.rest")
+"""Where the docstrings of classes are shown: help of commands, descriptions in the OpenAPI document."""
+
+
+RIDDLES_LEFT = {"Context", "Opening", "Transacting", "_Gathering"}
+"""Classes that are yet to be named. This list gets shorter."""
 
 
 def riddles(name: str, source: str) -> list[str]:
-    """Docstrings of modules that go round the noun instead of naming it."""
-    text = ast.get_docstring(ast.parse(source)) or ""
-    return [name] if re.match(r"(What|Who|Where|How|When|Why|Whose|Which) ", text) else []
+    """Docstrings of modules and classes that go round the noun instead of naming it."""
+    tree = ast.parse(source)
+    found = [name] if RIDDLE.match(ast.get_docstring(tree) or "") else []
+    if any(_is_within(name, one) for one in FOR_PEOPLE):
+        return found
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    left = [one.name for one in classes if RIDDLE.match(ast.get_docstring(one) or "")]
+    return found + [f"{name}:{one}" for one in left if one not in RIDDLES_LEFT]
 
 
 UNMAPPED = FLAT | {"towline", "towline.client._async", "towline.client._sync"}

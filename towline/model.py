@@ -7,23 +7,38 @@ import re
 import zlib
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from towline.errors import BadName, BadRequest
 
 __all__ = [
+    "ARRIVED_STREAMS",
     "AT_MOST_ONCE",
+    "DEAD_STREAMS",
     "DELAY",
     "DELAY_LEVELS",
+    "DELAY_STREAMS",
+    "DIED_AT",
+    "DIED_ATTEMPT",
+    "DIED_ORIGIN",
+    "DIED_REASON",
     "EMAILS_MAX",
+    "GROUPS_FILE",
     "LANES",
+    "LANE_STREAMS",
     "MAX_GROUPS_PER_TOPIC",
     "MAX_SHARDS",
     "MAX_SHARDS_IN_ALL",
     "MAX_TOPICS",
+    "OFFSETS_FILE",
+    "OWN_STREAMS",
     "PRIVATE",
+    "PULL_STREAMS",
+    "SCHEDULE_FILE",
+    "SCHEDULE_MARKS",
+    "TOPICS_FILE",
     "Durability",
     "GroupConfig",
     "Priority",
@@ -127,7 +142,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """When a failed message is tried again, and when it is given up.
+    """The policy of retries: the back-off after each failure, and the number of attempts.
 
     RetryPolicy(max_attempts=5, delays_s=(1, 10, 60))
     RetryPolicy(kind="exponential", first_s=1, factor=2, cap_s=600, jitter=0.2)
@@ -331,26 +346,48 @@ def lane_name(lane: int, shards: int) -> str:
     return names[lane] if lane < len(names) else f"own-{LANES[lane - len(names)]}"
 
 
+DIED_ORIGIN: Final = "towline-origin"
+DIED_ATTEMPT: Final = "towline-attempt"
+DIED_REASON: Final = "towline-reason"
+DIED_AT: Final = "towline-died-at"
+"""Headers that a dead letter has besides those of the message."""
+
+TOPICS_FILE: Final = "topics.json"
+GROUPS_FILE: Final = "subscriptionGroup.json"
+OFFSETS_FILE: Final = "consumerOffset.json"
+SCHEDULE_FILE: Final = "delayOffset.json"
+"""Documents of a store that others read as well."""
+
+LANE_STREAMS: Final = "lane/"
+PULL_STREAMS: Final = "pull/"
+DEAD_STREAMS: Final = "dead/"
+OWN_STREAMS: Final = "own/"
+DELAY_STREAMS: Final = "delay/"
+ARRIVED_STREAMS: Final = "arrived/"
+"""The kinds of streams: their names begin so."""
+SCHEDULE_MARKS: Final = f"{DELAY_STREAMS}marks"
+
+
 def lane_stream(topic: str, lane: str) -> str:
-    return f"lane/{topic}/{lane}"
+    return f"{LANE_STREAMS}{topic}/{lane}"
 
 
 def pull_stream(topic: str, group: str) -> str:
-    return f"pull/{topic}/{group}"
+    return f"{PULL_STREAMS}{topic}/{group}"
 
 
 def arrived_stream(topic: str) -> str:
     """The stream of a topic's delayed messages since they were due."""
-    return f"arrived/{topic}"
+    return f"{ARRIVED_STREAMS}{topic}"
 
 
 def dead_stream(topic: str, group: str) -> str:
-    return f"dead/{topic}/{group}"
+    return f"{DEAD_STREAMS}{topic}/{group}"
 
 
 def own_stream(topic: str, group: str, lane: str) -> str:
     """A lane for one group alone: dead letters that are sent again."""
-    return f"own/{topic}/{group}/{lane}"
+    return f"{OWN_STREAMS}{topic}/{group}/{lane}"
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:

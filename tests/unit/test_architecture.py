@@ -288,7 +288,10 @@ def test_a_crowded_folder_a_verb_a_riddle_and_a_long_function_are_found() -> Non
     assert crowded_folders({f"towline.broker.x{number}": "" for number in range(15)}) != []
     assert crowded_folders({f"towline.cli.x{number}": "" for number in range(15)}) == []
     assert verbs_as_names(["towline.broker.delivering", "towline.client.sharding"]) == ["towline.broker.delivering"]
+    assert verbs_as_names(["towline.broker.obituary"]) != []
     assert riddles("towline.x", '"""What becomes of it."""') != []
+    assert riddles("towline.x", 'class A:\n    """Where it goes."""') == ["towline.x:A"]
+    assert riddles("towline.cli.x", 'class A:\n    """Where it goes."""') == [], "the help of a command"
     sources = {"towline.x": '"""The map: `a`."""', "towline.x.a": "", "towline.x.b": ""}
     assert unmapped(sources) == ["towline.x.b"]
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 70) != []

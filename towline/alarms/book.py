@@ -20,7 +20,7 @@ _NEVER: Final = -1
 
 
 class Changed(msgspec.Struct, frozen=True, array_like=True):
-    """When a rule was changed or dropped, and when it was silenced or its silence ended. Later counts."""
+    """The times of a rule's last change or drop, and of its last silence or the end of one. The later time counts."""
 
     rule_us: Annotated[int, msgspec.Meta(ge=_NEVER)] = 0
     silence_us: Until = 0

@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from towline.client.consume.ack_spool import AckSpool
 from towline.client.consume.group_settings import RequestedSettings
@@ -33,11 +33,9 @@ from towline.model import (
     check_group,
     check_topics,
 )
+from towline.protocol.base import HEAD_ROOM
 
-__all__ = ["HEAD_BYTES", "Certificates", "ConsumerOptions", "Options", "ProducerOptions"]
-
-HEAD_BYTES: Final = 64 << 10
-"""What a broker allows for a request besides its frame."""
+__all__ = ["Certificates", "ConsumerOptions", "Options", "ProducerOptions"]
 
 
 class Options:
@@ -184,7 +182,7 @@ class ProducerOptions(NamedTuple):
         return BatchLimits(
             self.linger_ms / 1000,
             self.max_batch_messages,
-            min(self.max_batch_bytes, max_request_bytes - HEAD_BYTES),
+            min(self.max_batch_bytes, max_request_bytes - HEAD_ROOM),
             self.max_buffer_messages,
             self.max_buffer_bytes,
             self.max_in_flight,
@@ -195,7 +193,7 @@ class ProducerOptions(NamedTuple):
     def shipping(
         self, make_sender: Callable[[], FrameEncoder], max_request_bytes: int, connection: Connection, shards: ShardMap
     ) -> BatchSender:
-        durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
+        durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_ROOM
         if self.spool_dir is None:
             about = durability, self.compress, max_frame_bytes, shards
             return BatchSender(make_sender(), *about, reroutes=self.reroutes)

@@ -41,6 +41,7 @@ from towline.model import (
 )
 from towline.protocol import split_attachments
 from towline.protocol.backup import BackupBegun, BackupHeld, BeginBackup, HoldBackup
+from towline.protocol.base import HEAD_ROOM
 from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
 from towline.protocol.groups import Pause, Seek, Sought
 from towline.protocol.messages import (
@@ -120,8 +121,6 @@ Target = str | datetime | Mapping[Priority | int, int]
 Keys = Sequence[str | None] | None
 Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
 
-HEAD_ROOM: Final = 64 << 10
-"""What a broker allows for a request besides its frame."""
 _MAX_RESEND: Final = 10_000
 
 

@@ -43,9 +43,9 @@ __all__ = [
 OPEN_MAX: Final = 50_000
 """Limit of undecided transactions."""
 FINISHED_MAX: Final = 50_000
+"""Decided transactions that are remembered: more than are decided within the time in which a client asks again."""
 DUE_SPARE: Final = 1_000
 """Times kept of transactions that are decided before they are due, beyond the number of open ones."""
-"""Decided transactions that are remembered: more than are decided within the time in which a client asks again."""
 CHECK_MAX_US: Final = 3600 * 1_000_000
 """The longest pause between two checks, unless the first is longer."""
 

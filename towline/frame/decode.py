@@ -48,7 +48,7 @@ _OFFSETS = struct.Struct("<II").unpack_from
 
 
 class Column(NamedTuple):
-    """Where a text column lies within the columns region: its offsets, and its data. `base` is its first offset."""
+    """The place of a text column within the columns region: its offsets, and its data. `base` is its first offset."""
 
     offsets_at: int
     data_at: int

@@ -8,7 +8,7 @@ import msgspec
 
 from towline.model import MAX_SHARDS
 
-__all__ = ["LISTS_MAX_BYTES", "MANY", "Answer", "AnyLane", "Lane", "Name", "Natural", "Request", "Text"]
+__all__ = ["HEAD_ROOM", "LISTS_MAX_BYTES", "MANY", "Answer", "AnyLane", "Lane", "Name", "Natural", "Request", "Text"]
 
 Name = Annotated[str, msgspec.Meta(max_length=100)]
 Text = Annotated[str, msgspec.Meta(max_length=8192)]
@@ -16,6 +16,8 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
 AnyLane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS + 2)]
 """A lane of the topic, or behind them one of the group's own."""
+HEAD_ROOM: Final = 64 << 10
+"""Size of a request besides its frames."""
 MANY: Final = 10_000
 """The longest list in a request."""
 LISTS_MAX_BYTES: Final = 1 << 20

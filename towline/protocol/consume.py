@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -10,6 +10,10 @@ from towline.model import MAX_SHARDS, MAX_TOPICS, GroupConfig
 from towline.protocol.base import MANY, Answer, AnyLane, Name, Natural, Request, Text
 
 __all__ = [
+    "ACK",
+    "DEAD",
+    "GIVE_BACK",
+    "NACK",
     "Act",
     "Attach",
     "Attached",
@@ -82,18 +86,24 @@ class Attached(Answer, frozen=True, array_like=True):
     """Of a consumer without a group: its positions in the topics of which its group has been given nothing yet."""
 
 
+ACK: Final = 0
+NACK: Final = 1
+DEAD: Final = 2
+GIVE_BACK: Final = 3
+
+
 class Act(msgspec.Struct, frozen=True, array_like=True):
     """Settle messages of one pull."""
 
     what: Annotated[int, msgspec.Meta(ge=0, le=3)]
-    """0 ack; 1 nack: retry later; 2 nack: straight to the dead letters; 3 give back untouched."""
+    """`ACK`; `NACK`: retry later; `DEAD`: straight to the dead letters; `GIVE_BACK` untouched."""
     pull: Natural
     spans: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=MANY)] = []
     """(lane, first, count) of the messages; empty means all of the pull that are not settled yet."""
     up_to: bool = False
     """Also all older pulls of this consumer, whole (ack only)."""
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)] | None = None
-    """The back-off, instead of the group's policy (1 only)."""
+    """The back-off, instead of the group's policy (`NACK` only)."""
     reason: Text = ""
 
 

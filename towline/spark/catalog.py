@@ -20,6 +20,7 @@ from towline.delivery.catalog_changes import (
 )
 from towline.format import decode_document, not_understood
 from towline.frame import Frame
+from towline.model import GROUPS_FILE, TOPICS_FILE
 from towline.store.log.offline.streams import Lost, OfflineStreams, read_range
 from towline.store.log.write.disk import reading
 
@@ -55,7 +56,7 @@ class FolderCatalog:
 
     def topics(self) -> dict[str, int]:
         """All topics, and their shards."""
-        document = self._document("topics.json", _Topics)
+        document = self._document(TOPICS_FILE, _Topics)
         found = {one.name: one.shards for one in document.topics}
         for change in self._changes(TOPIC_CHANGES, document.position):
             if isinstance(change, TopicPut):
@@ -66,7 +67,7 @@ class FolderCatalog:
 
     def groups(self) -> dict[str, set[str]]:
         """The names of all groups, by topic."""
-        document = self._document("subscriptionGroup.json", _Groups)
+        document = self._document(GROUPS_FILE, _Groups)
         found: dict[str, set[str]] = {}
         for one in document.groups:
             found.setdefault(one.topic, set()).add(one.name)

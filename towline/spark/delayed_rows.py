@@ -16,7 +16,7 @@ from towline.delivery.schedule.wheel import Place
 from towline.errors import StoreDamaged
 from towline.format import decode_document, not_understood
 from towline.frame import Frame
-from towline.model import DELAY, lane_name, message_id
+from towline.model import DELAY, DELAY_STREAMS, SCHEDULE_FILE, SCHEDULE_MARKS, lane_name, message_id
 from towline.spark.arrow.from_frames import TIME
 from towline.store.log.offline.streams import Chunk, OfflineStreams, Seen, read_range
 from towline.store.log.write.disk import reading
@@ -39,8 +39,6 @@ SCHEDULE: Final = pa.schema(
 )
 """By `id` a message is cancelled or rescheduled; its body is in its topic once it is due."""
 
-MARKS: Final = "delay/marks"
-OFFSETS: Final = "delayOffset.json"
 LOOKS_MAX: Final = 10
 
 
@@ -87,7 +85,7 @@ class FolderSchedule:
         self._path = path
         for _ in range(LOOKS_MAX):
             snapshot = self._snapshot()
-            self._streams = dict(OfflineStreams(path, lambda name: name.startswith("delay/")).look())
+            self._streams = dict(OfflineStreams(path, lambda name: name.startswith(DELAY_STREAMS)).look())
             self._schedule = Schedule()
             self._recover(snapshot)
             if snapshot == self._snapshot():
@@ -128,7 +126,7 @@ class FolderSchedule:
     def _snapshot(self) -> ScheduleSnapshot | None:
         """The snapshot; if it is damaged or missing, the one before it, as a broker does."""
         damaged: Exception | None = None
-        for path in (self._path / "config" / OFFSETS, self._path / "config" / f"{OFFSETS}.bak"):
+        for path in (self._path / "config" / SCHEDULE_FILE, self._path / "config" / f"{SCHEDULE_FILE}.bak"):
             try:
                 with reading(path):
                     document = path.read_bytes()
@@ -138,7 +136,7 @@ class FolderSchedule:
             except msgspec.MsgspecError as error:
                 damaged = error
         if damaged is not None:
-            raise StoreDamaged(f"{self._path / 'config' / OFFSETS} cannot be read, nor its .bak: {damaged}")
+            raise StoreDamaged(f"{self._path / 'config' / SCHEDULE_FILE} cannot be read, nor its .bak: {damaged}")
         return None
 
     def _recover(self, snapshot: ScheduleSnapshot | None) -> None:
@@ -147,15 +145,15 @@ class FolderSchedule:
         if snapshot is not None:
             schedule.restore(snapshot)
         for name, seen in self._streams.items():
-            if name != MARKS:
+            if name != SCHEDULE_MARKS:
                 level, at = int(name.split("/")[1]), 0 if snapshot is None else snapshot.ends.get(name, 0)
                 for seq, record in self._records(seen, at, seen.end):
                     parcel = _understood(name, decode_parcel, record)
                     schedule.register(Place(level, parcel.number), seq, parcel, 0)
-        marks = self._streams.get(MARKS)
+        marks = self._streams.get(SCHEDULE_MARKS)
         if marks is not None:
             for _, record in self._records(marks, 0 if snapshot is None else snapshot.position, marks.end):
-                schedule.apply(_understood(MARKS, decode_schedule_event, record))
+                schedule.apply(_understood(SCHEDULE_MARKS, decode_schedule_event, record))
         for slot in schedule.slots.values():
             slot_stream = self._streams.get(slot.place.stream)
             slot.next = max(slot.next, slot_stream.first if slot_stream is not None else slot.end)

@@ -29,6 +29,7 @@ from towline.client._sync.client import Client
 from towline.client.bulk.nodes import is_shared, node_of, nodes_of
 from towline.client.bulk.publish import Addressed, Publisher
 from towline.client.cluster.brokers import DEDUP, rendezvous
+from towline.client.requests import HEAD_ROOM
 from towline.errors import Conflict, Unavailable
 
 __all__ = ["Records", "SinkRouting", "members_of", "publish", "unstage"]
@@ -38,7 +39,6 @@ REQUEST_BYTES: Final = 8 << 20
 WAITING_BYTES: Final = 4 * REQUEST_BYTES
 """Bytes that wait at most, for all brokers and topics together."""
 FRAMES_MAX: Final = 500
-HEAD_ROOM: Final = 64 << 10
 
 Kind = Literal["seat", "home", "topic"]
 

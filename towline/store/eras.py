@@ -108,8 +108,8 @@ class Eras:
 
 
 class Times(NamedTuple):
-    """When frames were appended, as far as their stamps can be believed. In the order of serial numbers they never
-    go back."""
+    """The times of frames, as far as their stamps can be believed. In the order of serial numbers they never go
+    back."""
 
     now_us: int
     begins: list[int]

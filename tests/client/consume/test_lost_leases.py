@@ -22,12 +22,13 @@ from tests.eventually import eventually_done
 from tests.unit.client.test_lease import lease_of
 from towline import Message
 from towline.client.consume.heartbeat import HeartbeatTimer
-from towline.client.consume.lease import ACK, GIVE_BACK, LostLease
+from towline.client.consume.lease import LostLease
 from towline.client.consume.pull_size import PullLimits
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Connection
 from towline.errors import LeaseLost
 from towline.model import GroupConfig
+from towline.protocol.consume import ACK, GIVE_BACK
 from towline.protocol.messages import Act, Attach, Attached, Beat, Done, Held, Pull, Pulled, Settle, Settled, Welcome
 
 HEARTBEAT_S = 1.5

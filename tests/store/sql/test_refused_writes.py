@@ -14,16 +14,15 @@ from tests.eventually import eventually_done
 from tests.store.sql.server import mariadb
 from tests.store.sql.test_too_large import HOUR_US, LARGE, opened, prepare, send
 from towline.broker.broker import Broker
-from towline.broker.consume.dead_letters import ATTEMPT, DIED_AT, ORIGIN, REASON
 from towline.broker.consume.member import Member
-from towline.broker.consume.settle import ACK, DEAD
 from towline.broker.schedule.refused_messages import halves
 from towline.clock import SystemClock
 from towline.delivery.schedule.events import Run
 from towline.errors import TooLarge
 from towline.frame import Frame, encode
-from towline.model import Durability, GroupConfig
+from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, Durability, GroupConfig
 from towline.protocol.cluster import HandBack
+from towline.protocol.consume import ACK, DEAD
 from towline.protocol.groups import Seek
 from towline.protocol.messages import (
     Act,
@@ -141,7 +140,7 @@ async def test_a_letter_that_is_too_large_because_of_its_reason_goes_without_it(
         await give_up(broker, "why " * 200)
         [(body, key, headers)] = await dead_letters(broker)
         assert (body, key) == (b"y" * LARGE, "k")
-        assert headers.keys() == {"mine", ORIGIN, ATTEMPT, DIED_AT}
+        assert headers.keys() == {"mine", DIED_ORIGIN, DIED_ATTEMPT, DIED_AT}
         assert (await broker.resend(Resend("orders", "billing"))).count == 1
         assert await consumed(broker, 1) == 1
 
@@ -187,7 +186,7 @@ async def test_a_dying_message_that_no_letter_holds_goes_on_dying(
         await broker.maintain()
         letters = await dead_letters(broker)
         assert sorted(body for body, _, _ in letters) == sorted([b"first", b"third", b"y" * LARGE])
-        assert {headers[REASON] for _, _, headers in letters} == {"poison"}
+        assert {headers[DIED_REASON] for _, _, headers in letters} == {"poison"}
         assert (await broker.resend(Resend("orders", "billing"))).count == 3
 
 
@@ -580,7 +579,7 @@ async def test_the_largest_message_that_may_be_sent_can_die_of_a_long_reason(url
             await give_up(broker, reason)
             [(body, _, headers)] = await dead_letters(broker)
             assert len(body) == largest
-            assert headers[REASON] == reason
+            assert headers[DIED_REASON] == reason
 
 
 async def test_what_is_too_large_since_the_limit_was_lowered_waits_until_it_is_raised(url: str) -> None:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.client.consume.broadcast_position import BroadcastPosition, _Lane
-from towline.client.consume.lease import ACK, NACK, Lease
+from towline.client.consume.lease import Lease
 from towline.frame import encode
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
+from towline.protocol.consume import ACK, NACK
 from towline.protocol.messages import Act, Part, Place, Places
 
 DEAD = 2

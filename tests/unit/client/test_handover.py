@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from towline.client.cluster.handover import Handover, Pace, whole_frame
-from towline.client.consume.lease import ACK, Lease
+from towline.client.consume.lease import Lease
 from towline.client.consume.message import NACKED
 from towline.client.consume.message_block import MessageBlock
 from towline.client.consume.pull_size import PullLimits
@@ -20,6 +20,7 @@ from towline.errors import TooLarge
 from towline.frame import Frame, Piece, encode, gather
 from towline.model import GroupConfig
 from towline.protocol.cluster import HandedBack
+from towline.protocol.consume import ACK
 from towline.protocol.messages import Act, Part, Settled
 
 

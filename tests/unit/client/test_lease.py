@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from towline.client.consume.lease import ACK, NACK, Lease, in_portions, merged
+from towline.client.consume.lease import Lease, in_portions, merged
 from towline.client.consume.message import NACKED
 from towline.client.link.backoff import Backoff
 from towline.errors import BadRequest, Conflict
 from towline.frame import encode
+from towline.protocol.consume import ACK, NACK
 from towline.protocol.messages import Act, Part
 
 

@@ -10,13 +10,14 @@ import pytest
 
 from tests.client.peer import pulled
 from tests.unit.client.test_connection import WELCOME, Wire
-from towline.client.consume.lease import GIVE_BACK, Lease
+from towline.client.consume.lease import Lease
 from towline.client.consume.pull_size import PullLimits, PullSize
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Call, Connection
 from towline.client.link.flow import Flow, Start, Step, Wait
 from towline.errors import Unavailable
 from towline.model import GroupConfig
+from towline.protocol.consume import GIVE_BACK
 from towline.protocol.messages import Act, Attached, Pull, Pulled, Request, Settle, Settled, Stat
 
 R = TypeVar("R", bound=Request)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from towline.broker.consume.dead_letters import ORIGIN, rank
+from towline.broker.consume.dead_letters import rank
 from towline.delivery.group.events import (
     Acked,
     Buried,
@@ -30,7 +30,7 @@ from towline.delivery.group.message_status import concerns, dead_number, standin
 from towline.delivery.group.states import State
 from towline.errors import BadRequest, NotFound
 from towline.frame import Frame
-from towline.model import lane_name, message_id
+from towline.model import DIED_ORIGIN, lane_name, message_id
 from towline.protocol.messages import Trace, TraceCursor, Traced, TraceStep
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class _Scan:
             for chunk in chunks:
                 headers = Frame(chunk.frame).headers(chunk.start, chunk.start + chunk.count) or []
                 for index, head in enumerate(headers):
-                    if head.get(ORIGIN) == self._id and (number, chunk.first + index) not in self._messages:
+                    if head.get(DIED_ORIGIN) == self._id and (number, chunk.first + index) not in self._messages:
                         self._subject = (number, chunk.first + index)
                         self._messages.add(self._subject)
                         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from towline.model import TOPICS_FILE
 from towline.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _PLACES: Final = {
     "access.json": ("access.json",),
     "alarms.json": ("shared-alarms.json", "alarms.json"),
     "template.json": ("template.json",),
-    "main-topics.json": ("topics.json",),
+    "main-topics.json": (TOPICS_FILE,),
 }
 """The place of a shared document, and the places where it is looked for if it is not there: the document that a broker
 has left in its realm when it was alone on the database counts until there is a newer one."""

@@ -33,7 +33,7 @@ from towline.broker.open_store import sql_settings
 from towline.broker.periodic import every
 from towline.clock import SYSTEM, Clock, in_slices
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
-from towline.model import is_pattern
+from towline.model import PULL_STREAMS, is_pattern
 from towline.protocol import messages as wire
 from towline.protocol.access import Measure
 from towline.protocol.backup import BeginBackup, HoldBackup
@@ -156,7 +156,7 @@ class _Store(SqlStore):
         """Events that are in no snapshot on the database are replayed from the pull logs: they are kept whole."""
         await self._catch_up()
         if self.older_may_come or self.kept_back:
-            pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams("pull/")}}
+            pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams(PULL_STREAMS)}}
         return await super().retain(max_age_us, max_bytes, pinned)
 
     async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:

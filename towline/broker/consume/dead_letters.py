@@ -15,7 +15,17 @@ from towline.delivery import Bury, Part, Resend, Skip
 from towline.delivery.group.events import Buried, Resent
 from towline.errors import NotFound, TooLarge
 from towline.frame import Frame, encode
-from towline.model import LANES, Durability, dead_stream, lane_name, message_id
+from towline.model import (
+    DIED_AT,
+    DIED_ATTEMPT,
+    DIED_ORIGIN,
+    DIED_REASON,
+    LANES,
+    Durability,
+    dead_stream,
+    lane_name,
+    message_id,
+)
 from towline.protocol import messages as wire
 from towline.store import Append, Chunk
 
@@ -23,10 +33,6 @@ if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
 
 __all__ = [
-    "ATTEMPT",
-    "DIED_AT",
-    "ORIGIN",
-    "REASON",
     "DeadLetterLog",
     "bury",
     "expire",
@@ -39,12 +45,8 @@ __all__ = [
 
 log = logging.getLogger("towline.broker")
 
-ORIGIN: Final = "towline-origin"
-ATTEMPT: Final = "towline-attempt"
-REASON: Final = "towline-reason"
-DIED_AT: Final = "towline-died-at"
-ADDED: Final = (ORIGIN, ATTEMPT, REASON, DIED_AT)
-LEFT_OUT: Final = ((REASON,), ADDED)
+ADDED: Final = (DIED_ORIGIN, DIED_ATTEMPT, DIED_REASON, DIED_AT)
+LEFT_OUT: Final = ((DIED_REASON,), ADDED)
 """Headers without which a letter that is too large is tried."""
 
 BATCH_MESSAGES: Final = 500
@@ -161,7 +163,7 @@ def _compose(
             part = parts[owner]
             piece = Part(part.lane, first, min(part.end, end) - first, part.attempt)
             buried[piece] = reasons[owner]
-            about += [{ATTEMPT: str(part.attempt), REASON: reasons[owner], DIED_AT: died_at}] * piece.count
+            about += [{DIED_ATTEMPT: str(part.attempt), DIED_REASON: reasons[owner], DIED_AT: died_at}] * piece.count
             first = piece.end
         letters += _letters(dispatcher, frame, one, bodies[:count], about)
         if count < one.count:
@@ -197,7 +199,7 @@ async def _bury_less(
         if dispatcher.closed or not dispatcher.group.is_dying(part):
             return
     dispatcher.group.set_apart(part)
-    message = f"dying message {letter.headers[ORIGIN] or part.first}"
+    message = f"dying message {letter.headers[DIED_ORIGIN] or part.first}"
     dispatcher.refusals.note(part, f"{dispatcher.label}: {message}, which is too large for the dead letters,", error)
 
 
@@ -217,7 +219,7 @@ def _letters(
             lane,
             body,
             key,
-            {**head, ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""), **death},
+            {**head, DIED_ORIGIN: _origin(dispatcher, one, number) or head.get(DIED_ORIGIN, ""), **death},
             shard_key,
             limit,
         )
@@ -263,7 +265,7 @@ async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: D
     def change(letter: Letter) -> Letter:
         headers = letter.headers
         if request.headers is not None:
-            kept = {ORIGIN: headers[ORIGIN]} if ORIGIN in headers else {}
+            kept = {DIED_ORIGIN: headers[DIED_ORIGIN]} if DIED_ORIGIN in headers else {}
             headers = {**request.headers, **kept}
         key = letter.key if request.key is None else request.key or None
         body = letter.body if request.body is None else request.body
@@ -414,9 +416,9 @@ def _letters_in(chunk: Chunk) -> Iterator[Letter]:
     for body, key, headers, shard_key, limit in zip(
         frame.bodies(start, stop), keys, all_headers, shard_keys, limits, strict=True
     ):
-        origin = headers.get(ORIGIN, "")
+        origin = headers.get(DIED_ORIGIN, "")
         lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
-        kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
+        kept = {name: value for name, value in headers.items() if name not in (DIED_ATTEMPT, DIED_REASON, DIED_AT)}
         yield Letter(lane, body, key, kept, shard_key, limit)
 
 

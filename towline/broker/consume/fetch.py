@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Buffers", "Fetched", "at_hand", "collect", "fitting", "next_of", "split", "wire_part"]
 
 
-"""Where the flags of a frame begin; the low byte has those of the columns."""
-
-
 def split(frame: Frame, chunk: Chunk, count: int, now_us: int) -> Iterator[tuple[Chunk, bool]]:
     """The first `count` messages of a chunk of this frame, cut into live and expired ones."""
     if not frame.flags & EXPIRES_AT or now_us < frame.earliest_expiry_us:

@@ -19,7 +19,15 @@ from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_s
 from towline.delivery import Group, Start
 from towline.delivery.group.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooMany, TowlineError, Unavailable
-from towline.model import MAX_GROUPS_PER_TOPIC, PRIVATE, Durability, GroupConfig, check_group
+from towline.model import (
+    DEAD_STREAMS,
+    MAX_GROUPS_PER_TOPIC,
+    PRIVATE,
+    PULL_STREAMS,
+    Durability,
+    GroupConfig,
+    check_group,
+)
 
 if TYPE_CHECKING:
     from towline.broker.consume.snapshots import Snapshots
@@ -346,7 +354,7 @@ class Groups:
     async def forget_left(self) -> None:
         """Forget streams of deleted groups, of a broker that was killed, or of a version before."""
         self._may_be_left, forgotten = False, 0
-        there = [*self._store.streams("pull/"), *self._store.streams("dead/")]
+        there = [*self._store.streams(PULL_STREAMS), *self._store.streams(DEAD_STREAMS)]
         try:
             for at in range(0, len(there), LEFT_AT_ONCE):
                 older = self._older_may_come  # then they only become empty

@@ -24,6 +24,7 @@ from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadabl
 from towline.log_lines import RateLimitedLog
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
+from towline.protocol.consume import ACK
 
 if TYPE_CHECKING:
     from towline.broker.consume.fetch import Buffers
@@ -40,8 +41,6 @@ NEWS_MAX: Final = 100
 """Groups with other settings that are reported to a consumer at a time."""
 AWAY_MAX: Final = 10_000
 """Consumers whose connection broke, for which new topics are noted; the oldest go first."""
-ACK: Final = 0
-
 AGAIN_S: Final = 5.0
 """The pause before a topic that could not be joined is tried again."""
 JOIN_MAX: Final = 500

@@ -10,15 +10,13 @@ from towline.delivery import Ack, Command, Event, GiveBack, Nack, missing
 from towline.errors import BadRequest, OwnershipLost, TowlineError
 from towline.model import Durability, Span
 from towline.protocol import messages as wire
+from towline.protocol.consume import ACK, DEAD, GIVE_BACK, NACK
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
     from towline.broker.consume.message_limits import MessageLimits
 
-__all__ = ["ACK", "DEAD", "GIVE_BACK", "NACK", "NOTHING", "Settlement", "command_of"]
-
-
-ACK, NACK, DEAD, GIVE_BACK = range(4)
+__all__ = ["NOTHING", "Settlement", "command_of"]
 
 
 def command_of(consumer: str, act: wire.Act) -> Command:

@@ -21,7 +21,7 @@ from towline.delivery import GroupSnapshot, snapshot
 from towline.delivery.group.snapshot import EXCERPT, Rest, excerpt, open_parts, rest_of
 from towline.errors import StoreDamaged
 from towline.format import not_understood
-from towline.model import Durability, pull_stream
+from towline.model import OFFSETS_FILE, Durability, pull_stream
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = ["BYTES_PER_S", "LARGE_BYTES", "Snapshots"]
 
 log = logging.getLogger("towline.broker")
 
-OFFSETS: Final = "consumerOffset.json"
 SHARE: Final = 16
 """A group with very much open is noted anew after as many events as it has parts open, divided by this, …"""
 RENEW_S: Final = 300.0
@@ -81,7 +80,7 @@ class Snapshots:
         self._store = store
         self._clock = clock
         self._time = time
-        self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
+        self._file = ConfigFile(store, OFFSETS_FILE, _Offsets, indent=1)
         self._version = DataVersion()
         self._noted: dict[Name, _Noted] = {}
         self._written: dict[Name, int] = {}
@@ -124,7 +123,7 @@ class Snapshots:
         document = self.groups[name].rest.split()[0]
         await self._go_back([name], f"{document} is missing or damaged")
         if name in self.groups and self.groups[name].rest and not await self._find_rest(name):
-            log.error("%s: its rest is missing or damaged as well. The pull log is replayed instead", OFFSETS)
+            log.error("%s: its rest is missing or damaged as well. The pull log is replayed instead", OFFSETS_FILE)
             del self.groups[name]
 
     async def _find_rest(self, name: Name) -> bool:
@@ -153,7 +152,7 @@ class Snapshots:
             log.error(
                 "%s: what it says of group %s of topic %s is not used: %s. %s instead: messages may come twice, "
                 "and none is lost",
-                *(OFFSETS, name[1], name[0], problem, source),
+                *(OFFSETS_FILE, name[1], name[0], problem, source),
             )
             if instead is not None and fits:
                 self.groups[name] = instead

@@ -30,9 +30,6 @@ from towline.store import Store
 __all__ = ["FAILURES_S", "GroupFacts", "Stats", "TopicFacts", "Totals", "measure"]
 
 
-"""Frames read to learn how old a message is. What is not known yet, is found the next time."""
-
-
 async def measure(  # noqa: PLR0917 all of it is measured
     store: Store,
     clock: Clock,

@@ -17,6 +17,7 @@ import msgspec
 
 from towline.clock import SECOND_US, Clock
 from towline.errors import BadName, NotFound
+from towline.model import DEAD_STREAMS, LANE_STREAMS, OWN_STREAMS, PULL_STREAMS
 
 if TYPE_CHECKING:
     from towline.settings import BrokerSettings
@@ -26,7 +27,7 @@ __all__ = ["Holds"]
 
 log = logging.getLogger("towline.broker")
 
-KINDS: Final = ("lane/", "pull/", "dead/", "own/")
+KINDS: Final = (LANE_STREAMS, PULL_STREAMS, DEAD_STREAMS, OWN_STREAMS)
 REMIND_S: Final = 3600.0
 
 

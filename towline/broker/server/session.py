@@ -51,6 +51,7 @@ from towline.errors import (
     WrongShard,
 )
 from towline.model import Durability, is_pattern
+from towline.protocol.base import HEAD_ROOM
 from towline.protocol.cluster import ClientState, HandBack, ListBrokers
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
 from towline.protocol.messages import (
@@ -81,8 +82,6 @@ __all__ = ["RUNNING_MAX", "Session"]
 
 log = logging.getLogger("towline.server")
 
-HEAD_MAX_BYTES = 64 << 10
-"""The size of a request beyond the largest frame."""
 RUNNING_MAX = 1_000
 REFUSAL_DELAY_S = 0.25
 """Guessing secrets is slow, and a refusal takes as long whatever was wrong."""
@@ -222,7 +221,7 @@ class Session(Connection):
         self._name = principal.name
         self._token = principal.name.encode()  # of a certificate it is its user, whatever name the client gave
         self._software = request.software
-        self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
+        self._decoder.limit = settings.max_frame_bytes + HEAD_ROOM
         self.state = State.OPEN
         self.version = min(VERSION, request.version_max)
         welcome = Welcome(

@@ -32,7 +32,7 @@ from towline.errors import DiskFull, QueueFull
 from towline.format import not_understood
 from towline.frame import Frame, encode_events
 from towline.frame.decode import understood
-from towline.model import Durability, GroupConfig, TopicConfig
+from towline.model import GROUPS_FILE, TOPICS_FILE, Durability, GroupConfig, TopicConfig
 from towline.store import Append, Appended, Chunk, Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
@@ -40,8 +40,6 @@ __all__ = ["TEMPLATE", "WRITE_S", "Catalog"]
 
 log = logging.getLogger("towline.broker")
 
-TOPICS: Final = "topics.json"
-GROUPS: Final = "subscriptionGroup.json"
 
 TEMPLATE: Final = TopicConfig("template")
 """The template before any change. Its name means nothing: it stands apart from the topics."""
@@ -85,8 +83,8 @@ class Catalog:
         self._store = store
         self._clock = clock
         self._lines = list(lines)
-        self._topics = _Changes(store, TOPIC_CHANGES, ConfigFile(store, TOPICS, _Topics))
-        self._groups = _Changes(store, GROUP_CHANGES, ConfigFile(store, GROUPS, _Groups))
+        self._topics = _Changes(store, TOPIC_CHANGES, ConfigFile(store, TOPICS_FILE, _Topics))
+        self._groups = _Changes(store, GROUP_CHANGES, ConfigFile(store, GROUPS_FILE, _Groups))
         self._writing = asyncio.Lock()
         self._written_s = self._took_s = 0.0
         """When the documents were written last, and how long that took."""

@@ -10,7 +10,11 @@ from towline.broker.topics.catalog import Catalog
 from towline.clock import in_slices
 from towline.errors import TooMany
 from towline.model import (
+    ARRIVED_STREAMS,
+    DEAD_STREAMS,
+    LANE_STREAMS,
     LANES,
+    OWN_STREAMS,
     PRIVATE,
     TopicConfig,
     arrived_stream,
@@ -41,11 +45,11 @@ class GoneStreams:
 
     async def recover(self) -> None:
         topics, groups = self._catalog.topics, self._catalog.groups
-        for kind in ("lane/", "arrived/"):
+        for kind in (LANE_STREAMS, ARRIVED_STREAMS):
             self._names.update(
                 [one async for one in in_slices(self._store.streams(kind)) if one.split("/")[1] not in topics]
             )
-        for kind in ("own/", "dead/"):
+        for kind in (OWN_STREAMS, DEAD_STREAMS):
             self._names.update(
                 [one async for one in in_slices(self._store.streams(kind)) if tuple(one.split("/")[1:3]) not in groups]
             )

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from towline.client.consume.lease import ACK, GIVE_BACK, drained
+from towline.client.consume.lease import drained
 from towline.client.consume.message import NACKED, Message
 from towline.client.consume.message_block import MessageBlock
 from towline.client.consume.subscription import Subscription
@@ -27,14 +27,13 @@ from towline.client.produce.encode import FRAME_BYTES, FRAME_MESSAGES, FrameEnco
 from towline.errors import ProtocolError, TooLarge
 from towline.frame.encode import packed_headers
 from towline.frame.layout import BODY, DEDUP, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY
-from towline.model import LANES
+from towline.model import DIED_ORIGIN, LANES
 from towline.protocol.cluster import HandBack, HandedBack
+from towline.protocol.consume import ACK, DEAD, GIVE_BACK
 from towline.protocol.messages import Act, Pull, Settled
 
 __all__ = ["Handover", "Pace", "whole_frame"]
 
-_DEAD: Final = 2
-_ORIGIN: Final = "towline-origin"
 _AFTER_S: Final = 1.0
 """Nacks do not wait for a broker that is away for so long."""
 _PAUSE_MAX_S: Final = 60.0
@@ -130,7 +129,7 @@ class Handover:
             attempt,
             act.reason,
             act.delay_s,
-            act.what == _DEAD,
+            act.what == DEAD,
         )
         try:
             answer = yield Call(request, [whole_frame(sender, messages)])
@@ -222,7 +221,7 @@ def whole_frame(sender: FrameEncoder, messages: Sequence[Message]) -> bytes:
         flag: [section.text(flag, index) for section, index in places] for flag in (KEY, DEDUP, SHARD_KEY)
     }
     texts[BODY] = [message.body for message in messages]
-    texts[HEADERS] = packed_headers([{**message.headers, _ORIGIN: message.id} for message in messages])
+    texts[HEADERS] = packed_headers([{**message.headers, DIED_ORIGIN: message.id} for message in messages])
     produced_us = [message.produced_at_us for message in messages]
     numbers: dict[int, list[int]] = {
         EXPIRES_AT: [section.expires_at_us(index) for section, index in places],

@@ -14,12 +14,13 @@ from typing import Final
 
 import msgspec
 
-from towline.client.consume.lease import ACK, GIVE_BACK, Lease, in_portions
+from towline.client.consume.lease import Lease, in_portions
 from towline.client.consume.message import NACKED
 from towline.client.link.connection import Call, Member
 from towline.client.link.flow import Flow
 from towline.client.link.spool_file import SpoolFile, spool_folder
 from towline.errors import QueueFull
+from towline.protocol.consume import ACK, GIVE_BACK
 from towline.protocol.messages import Act, Settle
 
 __all__ = ["AckSpool", "SpooledAck", "SpooledMessage"]

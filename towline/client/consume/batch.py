@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, overload
 
-from towline.client.consume.lease import ACK, NACK, Lease
+from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.outcome import Reject, Retry, as_reason, check_delay, describe, settle
 from towline.client.consume.subscription import Subscription
 from towline.client.link.flow import Flow
+from towline.protocol.consume import ACK, NACK
 from towline.protocol.messages import Act
 
 __all__ = ["Batch"]

@@ -15,10 +15,11 @@ from typing import Final
 
 import msgspec
 
-from towline.client.consume.lease import ACK, GIVE_BACK, NACK, Lease
+from towline.client.consume.lease import Lease
 from towline.client.consume.message_block import runs_of
 from towline.frame.layout import attempts_in
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
+from towline.protocol.consume import ACK, GIVE_BACK, NACK
 from towline.protocol.messages import Act, Part, Place, Places
 
 __all__ = ["BroadcastPosition"]

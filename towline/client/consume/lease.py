@@ -17,12 +17,10 @@ from towline.client.consume.message_block import MessageBlock, cut
 from towline.client.consume.outcome import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
+from towline.protocol.consume import ACK, GIVE_BACK, NACK
 from towline.protocol.messages import Act
 
 __all__ = [
-    "ACK",
-    "GIVE_BACK",
-    "NACK",
     "Lease",
     "LostLease",
     "LostMessages",
@@ -36,9 +34,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-ACK: Final = 0
-NACK: Final = 1
-GIVE_BACK: Final = 3
 
 _ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
 _NACKED_RUNS: Final = re.compile(bytes([NACKED]) + b"+")

@@ -12,7 +12,7 @@ import msgspec
 from towline.client.consume.outcome import settle
 from towline.client.consume.time_limit import HandlerTimeout
 from towline.frame.layout import attempts_in
-from towline.model import LANES, Priority, lane_name, message_id
+from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, LANES, Priority, lane_name, message_id
 
 if TYPE_CHECKING:
     from towline.client.consume.message_block import MessageBlock
@@ -102,9 +102,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         """`topic/lane/number`: it is found by this for as long as it is kept. A dead letter that was sent again, on a
         lane of its group's own, has the id of the original message. Of a cluster whose brokers keep their own messages
         it ends in `@` and the broker."""
-        if self._section.lane >= (self._section.shards or len(LANES)) and (
-            origin := self.headers.get("towline-origin")
-        ):
+        if self._section.lane >= (self._section.shards or len(LANES)) and (origin := self.headers.get(DIED_ORIGIN)):
             return origin
         name = message_id(self._section.topic, self.lane, self.seq)
         return f"{name}@{self._section.broker}" if self._section.broker else name
@@ -244,22 +242,22 @@ class DeadLetter:
     @property
     def origin(self) -> str:
         """The id of the original message."""
-        return self.headers.get("towline-origin", "")
+        return self.headers.get(DIED_ORIGIN, "")
 
     @property
     def attempt(self) -> int:
-        text = self.headers.get("towline-attempt", "")
+        text = self.headers.get(DIED_ATTEMPT, "")
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
     def reason(self) -> str:
-        return self.headers.get("towline-reason", "")
+        return self.headers.get(DIED_REASON, "")
 
     @property
     def died_at_us(self) -> int:
         """When it was given up, in microseconds since 1970."""
         try:
-            return round(float(self.headers.get("towline-died-at", "0")) * 1_000_000)
+            return round(float(self.headers.get(DIED_AT, "0")) * 1_000_000)
         except (ValueError, OverflowError):
             return 0
 

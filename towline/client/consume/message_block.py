@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers, pick
 from towline.frame.layout import BESIDE_BODIES, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, timeout_us_in
 from towline.protocol import messages
+from towline.protocol.consume import NACK
 from towline.protocol.messages import Part
 
 if TYPE_CHECKING:
@@ -98,10 +99,6 @@ def cut(part: Part, count: int) -> tuple[Part, Part]:
         msgspec.structs.replace(part, count=count, runs=tuple(left)),
         msgspec.structs.replace(part, first=first, start=start, count=part.count - count, runs=tuple(right)),
     )
-
-
-_AGAIN: Final = 1
-"""The act that lets a message be retried."""
 
 
 class MessageBlock:
@@ -253,7 +250,7 @@ class MessageBlock:
         raised = limit.end(error)
         del self._time_limits[index]
         if limit.fired and self.flags[index] == OPEN:
-            self.nack(index, _AGAIN, f"timeout: not done within {limit.seconds:g} s", None)
+            self.nack(index, NACK, f"timeout: not done within {limit.seconds:g} s", None)
         return raised
 
     def produced_at_us(self, index: int) -> int:
@@ -288,7 +285,7 @@ class MessageBlock:
             span = (self.lane, self.seq(index), 1)
             act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
             self.flags[index] = NACKED
-            if what == _AGAIN and self.lane < self.shards:
+            if what == NACK and self.lane < self.shards:
                 self.lease.nack_in_place(act)
             else:
                 self.lease.nack(act)

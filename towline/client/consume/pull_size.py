@@ -49,9 +49,10 @@ class PullLimits(NamedTuple):
 
 
 class PullSize:
-    """How many messages to ask for: more at a time while the handler is quick, less when it is slow, because messages
-    that wait here are kept from others. And for how many answers: while messages come one by one, each soon after the
-    other, and the handler is done before the next, a pull stands, so that the next message need not wait for it."""
+    """The number of messages to ask for: more at a time while the handler is quick, less when it is slow, because
+    messages that wait here are kept from others. And the number of answers: while messages come one by one, each soon
+    after the other, and the handler is done before the next, a pull stands, so that the next message need not wait for
+    it."""
 
     __slots__ = ("_full", "_handed_out_at", "_last", "_limits", "answers", "size")
 

@@ -18,8 +18,6 @@ from towline.client.consume.ack_spool import AckSpool, SpooledAck
 from towline.client.consume.broadcast_position import BroadcastPosition
 from towline.client.consume.group_settings import EffectiveSettings, RequestedSettings
 from towline.client.consume.lease import (
-    ACK,
-    GIVE_BACK,
     Lease,
     LostLease,
     LostMessages,
@@ -38,6 +36,7 @@ from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
 from towline.protocol.base import LISTS_MAX_BYTES
+from towline.protocol.consume import ACK, GIVE_BACK
 from towline.protocol.messages import Act, Attach, Attached, Beat, Detach, Held, Pull, Pulled, Settle, Settled
 
 __all__ = ["Subscription"]

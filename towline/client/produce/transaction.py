@@ -36,6 +36,7 @@ from towline.errors import (
     WrongShard,
 )
 from towline.model import Priority, Receipt, check_producer_group
+from towline.protocol.base import HEAD_ROOM
 from towline.protocol.messages import Request, Send, Sent
 from towline.protocol.transactions import AwaitChecks, Check, Checks, Decide, Decided, Prepare, Prepared
 
@@ -54,8 +55,6 @@ __all__ = [
 Verdict = Literal["commit", "rollback"] | None
 """A producer's decision about its prepared transaction; None is not known yet."""
 
-HEAD_ROOM: Final = 64 << 10
-"""What a broker allows for a request besides its frames."""
 NAME_MAX: Final = 200
 WAIT_MS: Final = 20_000
 """Long-poll time of `AwaitChecks`."""

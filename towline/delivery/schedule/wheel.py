@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from towline.clock import SECOND_US
+from towline.model import DELAY_STREAMS
 
 __all__ = ["LEVELS", "Place", "is_over", "level_end_us", "place_of", "ripe_at_us", "slot_stream", "span_end_us"]
 
@@ -58,7 +59,7 @@ class Place(NamedTuple):
 
 
 def slot_stream(level: int, number: int) -> str:
-    return f"delay/{level}/{number % LEVELS[level].slots}"
+    return f"{DELAY_STREAMS}{level}/{number % LEVELS[level].slots}"
 
 
 def place_of(at_us: int, until_us: int) -> Place:

@@ -31,7 +31,7 @@ from towline.frame.layout import (
     SHARD_KEY,
     TIMEOUT_BITS,
 )
-from towline.model import LANES
+from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, LANES
 
 __all__ = ["DEAD", "MESSAGES", "NEVER_NULL", "OWN", "Origin", "Records", "chosen", "message_batch", "text_array"]
 
@@ -372,7 +372,7 @@ def _header_column(name: str) -> Callable[[_Stack, Any], Any]:
     return build
 
 
-_attempt = _header_column("towline-attempt")
+_attempt = _header_column(DIED_ATTEMPT)
 _COLUMNS: Final[dict[str, Callable[[_Stack, Any], Any]]] = {
     "topic": lambda stack, type_: stack.constant(stack.origin.topic, type_),
     "lane": lambda stack, type_: stack.constant(stack.origin.lane, type_),
@@ -397,8 +397,8 @@ _COLUMNS: Final[dict[str, Callable[[_Stack, Any], Any]]] = {
     "token": lambda stack, type_: stack.text_by_frame([frame.token for frame in stack.frames], _decoded, type_),
     "producer_id": _number_of_producer("producer_id"),
     "producer_seq": _number_of_producer("producer_seq"),
-    "origin": _header_column("towline-origin"),
+    "origin": _header_column(DIED_ORIGIN),
     "attempt": lambda stack, type_: _attempt(stack, type_) if stack.origin.group else pa.nulls(stack.total, type_),
-    "reason": _header_column("towline-reason"),
-    "died_at": _header_column("towline-died-at"),
+    "reason": _header_column(DIED_REASON),
+    "died_at": _header_column(DIED_AT),
 }

@@ -15,7 +15,7 @@ __all__ = ["Verdict", "what_may_go"]
 
 
 class Verdict(NamedTuple):
-    """How many segments from the front may go, and why the next one that should have gone may not."""
+    """The number of segments from the front that may go, and why the next one that should have gone may not."""
 
     segments: int
     held_back: str

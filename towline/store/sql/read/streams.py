@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlalchemy import Table
 
+from towline.model import DEAD_STREAMS, DELAY_STREAMS, PULL_STREAMS
 from towline.store.spi import kind_of
 from towline.store.sql.schema import tables
 
@@ -55,11 +56,11 @@ def _tables_of(name: str) -> tuple[Table, Table | None, tuple[str, str] | None]:
     found = _LANE.fullmatch(name)
     if found is not None:
         return tables.frame, tables.lane_table(found["topic"], found["lane"]), (found["topic"], found["lane"])
-    if name.startswith("dead/"):
+    if name.startswith(DEAD_STREAMS):
         return tables.frame, tables.dead_letter, None
-    if name.startswith("pull/"):
+    if name.startswith(PULL_STREAMS):
         return tables.pull_log, None, None
-    if name.startswith("delay/"):
+    if name.startswith(DELAY_STREAMS):
         return tables.schedule, None, None
     return tables.frame, None, None
 

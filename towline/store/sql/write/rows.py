@@ -31,6 +31,7 @@ from towline.frame.layout import (
     SHARD_KEY,
     timeout_us_in,
 )
+from towline.model import DIED_ORIGIN, DIED_REASON
 from towline.store.sql.schema.tables import KEY_CHARACTERS
 
 __all__ = ["WHOLE", "Messages", "Origin", "Row", "bare", "dead_letter_rows", "messages_of", "rebuilt"]
@@ -119,7 +120,7 @@ def dead_letter_rows(
     group = stream.rpartition("/")[2][:51]
     packed = frame.texts(HEADERS) or [b""] * frame.count
     told = [decode_headers(one) for one in packed]
-    more = [(group, one.get("towline-origin", "")[:128], one.get("towline-reason", "")[:_TEXT_MAX]) for one in told]
+    more = [(group, one.get(DIED_ORIGIN, "")[:128], one.get(DIED_REASON, "")[:_TEXT_MAX]) for one in told]
     names = ("stream_id", *messages.columns, "group_id", "origin", "reason")
     return names, [(stream_id, *row, *extra) for row, extra in zip(messages.rows(), more, strict=True)]
 
