@@ -285,6 +285,16 @@ class Lease:
         self._raw = []
         self.sections = []
 
+    def let_go(self) -> None:
+        """Nothing is to be told of it any more: its messages forget it. As a circle they would keep their bodies until
+        the garbage collector comes by, which counts objects and not bytes."""
+        ended = _ENDED[self.in_tasks]
+        if self.lost or self.ends_at:
+            ended = Lease.none()
+            ended.in_tasks, ended.lost, ended.ends_at = self.in_tasks, self.lost, self.ends_at
+        for section in self.sections:
+            section.lease = ended
+
     # What the broker is told
 
     @property
@@ -342,6 +352,11 @@ class Lease:
     @property
     def finished(self) -> bool:
         return not self.unanswered and not self.dirty and self.open_count == 0
+
+
+_ENDED: Final = {False: Lease.none(), True: Lease.none()}
+"""By whether coroutines work on its messages."""
+_ENDED[True].in_tasks = True
 
 
 def _turned(
