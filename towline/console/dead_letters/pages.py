@@ -1,4 +1,5 @@
-"""Dead letters of a group, the newest first, page by page: of one broker, or of all that keep their own.
+"""Dead letters of a group, the newest first, page by page, cut to what is shown of them: of one broker, or of all that
+keep their own.
 
 Each broker numbers its own letters, so no number says where a page of all of them begins. What is known is where each
 page ended, by broker; whoever turns to a page further on walks there.
@@ -22,7 +23,10 @@ __all__ = ["LetterPages", "name_of", "number_of"]
 DIGITS_MAX: Final = 18
 STEP: Final = 1_000
 READ_BYTES: Final = 64 << 20
-"""Bodies that are read for one page, or on the way to it: they are in memory at once."""
+"""That are read for one page, or for a step on the way to it: more takes too long."""
+BODY_KEPT: Final = 1_024
+TEXT_KEPT: Final = 2_000
+HEADERS_KEPT: Final = ("towline-origin", "towline-attempt", "towline-reason", "towline-died-at")
 
 
 def name_of(letter: DeadLetter) -> str:
@@ -90,13 +94,13 @@ class LetterPages:
         size = 0
         while first < until:
             page = await self._ask(broker, first, until - first)
-            size += sum(len(one.body) for one in page)
+            size += sum(one.size_bytes for one in page)
             if letters and size > READ_BYTES:
                 raise TooLarge(
                     f"the dead letters of group {self._group} on topic {self._topic} are too large to turn so many "
                     "over at once: look at fewer, or export them"
                 )
-            letters += page
+            letters += map(_cut, page)
             if page.next <= first:
                 break
             first = int(page.next)
@@ -106,6 +110,15 @@ class LetterPages:
         return await self._mq.dead_letters(
             self._topic, self._group, first=first, max_messages=count, max_bytes=max_bytes, broker=broker or None
         )
+
+
+def _cut(letter: DeadLetter) -> DeadLetter:
+    """What lists show of it, and filters look at: a thousand whole ones may not fit into memory."""
+    letter.body = letter.body[:BODY_KEPT]
+    letter.key, letter.shard_key = letter.key and letter.key[:TEXT_KEPT], None
+    headers = letter.headers
+    letter.headers = {name: headers[name][:TEXT_KEPT] for name in HEADERS_KEPT if name in headers}
+    return letter
 
 
 def _newest_first(broker: str, letters: Sequence[DeadLetter]) -> Iterator[tuple[int, str, DeadLetter]]:
