@@ -146,6 +146,10 @@ class Lease:
                 span = (part.lane, part.first, part.count)
                 self._nacks.append(Act(NACK, self.pull, [span], False, None, f"the client cannot decode it: {error}"))
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(section.size_bytes for section in self.sections)
+
     def messages(self) -> list[Message]:
         if len(self.sections) == 1:
             return self.sections[0].messages()

@@ -129,7 +129,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="towline", Basic realm="towline"'
     if error.retriable:
         headers["Retry-After"] = "1"
-    if (error.retriable or status == 401) and hasattr(request.state, "caller"):
+    if (isinstance(error, errors.Unavailable) or status == 401) and hasattr(request.state, "caller"):
         await request.app.state.callers.forget(request.state.caller)
     return JSONResponse({"error": error.code, "message": str(error)}, status, headers)
 
