@@ -25,6 +25,7 @@ from towline.console.rest.docs_page import page
 from towline.console.rest.fields import known_only
 from towline.console.rest.held_leases import TIDY_S, Pulls
 from towline.console.rest.models import Problem
+from towline.console.search_turns import SearchTurns
 from towline.console.security.origin import OwnPagesOnly
 
 __all__ = ["rest_app"]
@@ -95,6 +96,7 @@ def rest_app(url: str, **options: Any) -> FastAPI:
         responses={status: {"model": Problem, "description": words} for status, words in _WORDS.items()},
     )
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
+    app.state.searches = SearchTurns()
     app.state.hosts = None
     """If given, those by which callers of a broker without security must name this door."""
     app.add_exception_handler(errors.TowlineError, _answer_error)
