@@ -18,8 +18,9 @@ from tests.eventually import eventually
 from tests.server.raw_client import RawClient
 from towline.client.admin.dead_letters import FOUND_BYTES
 from towline.console.dead_letters.filter import LetterFilter
-from towline.console.dead_letters.pages import READ_BYTES
+from towline.console.dead_letters.pages import LetterPages
 from towline.console.dead_letters.reasons import Reasons
+from towline.console.dead_letters.walk import STEP_BYTES
 from towline.errors import TooLarge
 from towline.frame import encode
 from towline.protocol.messages import FrameHead, Send, Sent
@@ -84,7 +85,7 @@ def test_commands_go_through_dead_letters_a_few_at_a_time(url: str, topic: str, 
 
 @pytest.mark.parametrize("topic", FRAMES)
 async def test_the_console_looks_through_dead_letters_a_few_at_a_time(url: str, topic: str) -> None:
-    assert READ_BYTES < COUNT * EACH
+    assert STEP_BYTES < COUNT * EACH
     async with towline.aio.connect(url, timeout=60) as mq:
         tracemalloc.start()
         try:
@@ -92,8 +93,10 @@ async def test_the_console_looks_through_dead_letters_a_few_at_a_time(url: str, 
             for one in (sought, reasons):
                 while not one.over:
                     await one.go_on(mq, 60)
+            shown = await LetterPages(mq, topic, "g").page(0, 100)
             assert tracemalloc.get_traced_memory()[1] <= ROOM_BYTES
         finally:
             tracemalloc.stop()
         assert [one.reason for one in sought.found] == [f"no {number}" for number in (15, 14, 13, 12, 11, 10, 1)]
+        assert [one.number for one in shown] == [*reversed(range(COUNT))]
         assert sum(reasons.counts.values()) == COUNT

@@ -22,8 +22,8 @@ __all__ = ["LetterPages", "name_of", "number_of"]
 
 DIGITS_MAX: Final = 18
 STEP: Final = 1_000
-READ_BYTES: Final = 64 << 20
-"""That are read for one page, or for a step on the way to it: more takes too long."""
+READ_BYTES: Final = 512 << 20
+"""That are read for one page: more takes too long."""
 BODY_KEPT: Final = 1_024
 TEXT_KEPT: Final = 2_000
 HEADERS_KEPT: Final = ("towline-origin", "towline-attempt", "towline-reason", "towline-died-at")
@@ -42,8 +42,9 @@ def number_of(name: str) -> int:
 
 
 class LetterPages:
-    def __init__(self, mq: Client, topic: str, group: str) -> None:
+    def __init__(self, mq: Client, topic: str, group: str, read_bytes: int = READ_BYTES) -> None:
         self._mq = mq
+        self._read_bytes = read_bytes
         self._topic = topic
         self._group = group
         self._starts: dict[str, int] = {}
@@ -95,7 +96,7 @@ class LetterPages:
         while first < until:
             page = await self._ask(broker, first, until - first)
             size += sum(one.size_bytes for one in page)
-            if letters and size > READ_BYTES:
+            if letters and size > self._read_bytes:
                 raise TooLarge(
                     f"the dead letters of group {self._group} on topic {self._topic} are too large to turn so many "
                     "over at once: look at fewer, or export them"

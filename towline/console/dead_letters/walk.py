@@ -14,6 +14,8 @@ from towline.errors import TooLarge
 __all__ = ["Walk"]
 
 PAGE: Final = 1_000
+STEP_BYTES: Final = 64 << 20
+"""That are read at a time. Where letters are large, fewer are looked at in a step."""
 
 
 class Walk:
@@ -34,7 +36,7 @@ class Walk:
         deadline_s = SYSTEM.steady_s() + spend_s
         enough = False
         while not enough and not self.over and SYSTEM.steady_s() < deadline_s:
-            newest = self._newest or LetterPages(mq, self._topic, self._group)
+            newest = self._newest or LetterPages(mq, self._topic, self._group, STEP_BYTES)
             try:
                 letters = await newest.page(self.looked, self._step)
             except TooLarge:
