@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 import towline
 from tests.console.conftest import Visit, bury
 from tests.eventually import eventually
-from tests.inside.console import Form, guess, plain, preview, render
+from tests.inside.console import HEAD_BYTES, Form, guess, plain, preview, render
 
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{ 7 * 7 }}"
 BODIES = {
@@ -66,7 +66,9 @@ def test_bodies_are_cut_and_cleaned_before_they_reach_the_browser() -> None:
     for body in (*BODIES.values(), b"x" * (10 << 20)):
         forms: tuple[Form, ...] = ("json", "text", "hex")
         for form in forms:
-            shown, _ = render(body, form)
+            shown, left = render(body[:HEAD_BYTES], form, len(body))
+            assert (shown, left) == render(body, form, len(body))
+            assert guess(body[:HEAD_BYTES]) == guess(body)
             assert len(shown) < 400_000
             assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]", shown)
         assert len(preview(body)) <= 400

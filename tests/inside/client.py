@@ -8,12 +8,14 @@ from towline.client._async.consumer import Consumer
 from towline.client._sync.client import Client
 from towline.client.admin import messages
 from towline.client.admin.access import Quota
+from towline.client.admin.dead_letters import FOUND_BYTES
 from towline.client.bulk.publish import Addressed, Publisher
 from towline.client.cluster.brokers import ClusterBrokers, Liveness, rendezvous
 from towline.client.cluster.merge import _ordered
 from towline.client.consume.ack_spool import SpooledAck
 from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import Lease, LostLease
+from towline.client.consume.message_block import MessageBlock
 from towline.client.consume.outcome import Reject, Retry, describe
 from towline.client.consume.pull_size import PullLimits
 from towline.client.consume.subscription import Subscription

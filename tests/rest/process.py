@@ -17,13 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def rest_door(broker_url: str, *flags: str, listen: str = "127.0.0.1:0") -> Iterator[str]:
     """Its address, with /api."""
+    with rest_process(broker_url, *flags, listen=listen) as (_, address):
+        yield address
+
+
+@contextmanager
+def rest_process(
+    broker_url: str, *flags: str, listen: str = "127.0.0.1:0"
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """It, and its address."""
     command = [sys.executable, "-m", "towline", "rest", "--listen", listen, "--url", broker_url, *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
             assert line.startswith("listening on http://"), line
-            yield line.split()[-1]
+            yield process, line.split()[-1]
         finally:
             process.terminate()
             assert process.wait(60) == 0

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from towline.client._async.client import Client, connect_for
 from towline.clock import SYSTEM, Clock
+from towline.console.search_turns import SearchTurns
 from towline.errors import Refused, TooMany, TowlineError
 from towline.model import origin_of
 
@@ -142,6 +143,7 @@ class Sessions:
         self._refused_s = -PROBE_S
         self._probing = asyncio.Lock()
         self.limiter = Limiter(clock)
+        self.searches = SearchTurns()
 
     async def find(self, key: str | None) -> Session | None:
         """The session that a cookie names; or everyone's, if the broker asks for no login. None: log in."""

@@ -291,6 +291,24 @@ def test_an_expiring_administrators_token_makes_no_token_for_good(broker: Secure
     admin.revoke_token("made-by-deputy")
 
 
+def test_only_a_time_that_an_administrator_says_binds_a_token_that_had_none(broker: Secured) -> None:
+    admin = broker.admin.access
+    app = admin.create_token("app")
+    brief = admin.create_token("deputy", roles=["admin"], expires=1000)
+    with broker.connect("deputy", brief.secret) as deputy, broker.connect("app", app.secret) as client:
+        second = deputy.access.rotate_token("app")
+        assert second.expires_at_us == brief.expires_at_us
+        client.access.revoke_token("app", second.id)
+        third = client.access.rotate_token("app")
+        assert third.expires_at_us == 0
+        client.access.revoke_token("app", third.id)
+        fourth = deputy.access.rotate_token("app", expires=500)
+        client.access.revoke_token("app", fourth.id)
+        assert client.access.rotate_token("app").expires_at_us == fourth.expires_at_us
+    admin.revoke_token("deputy")
+    admin.revoke_token("app")
+
+
 def test_an_expiring_administrators_token_makes_no_administrator_for_good(broker: Secured) -> None:
     admin = broker.admin.access
     admin.create_user("hana", PASSWORD)
@@ -317,6 +335,43 @@ def test_an_expiring_administrators_token_makes_no_administrator_for_good(broker
     admin.revoke_token("deputy")
     admin.delete_user("hana")
     admin.delete_user("ivan")
+
+
+def test_an_expiring_administrators_token_takes_no_administrator_away(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("jane", PASSWORD, roles=["admin"])
+    admin.create_user("kurt", PASSWORD, roles=["admin", "held"])
+    admin.create_token("lasting", roles=["admin"])
+    longer = admin.create_token("jane.longer", owner="jane", expires=2000)
+    rule, held = admin.allow("role:chiefs", "admin", "cluster"), admin.deny("role:held", "*", "cluster")
+    brief = admin.create_token("deputy", roles=["admin"], expires=1000)
+    with broker.connect("deputy", brief.secret) as client:
+        for act in (
+            partial(client.access.delete_user, "jane"),
+            partial(client.access.revoke_token, "lasting"),
+            partial(client.access.revoke_token, "jane.longer", longer.id),
+            partial(client.access.drop_rule, rule),
+            partial(client.access.drop_rule, held),
+            partial(client.access.deny, "jane", "admin", "cluster"),
+            partial(client.access.deny, "lasting", "*", "*"),
+            partial(client.access.deny, "*", "*", "*"),
+        ):
+            with pytest.raises(Refused, match=r"'deputy' expires, and so .*: log in with a password"):
+                act()
+        client.access.create_user("lena", PASSWORD)
+        client.access.drop_rule(client.access.deny("lena", "*", "*"))
+        client.access.create_token("lena.own", owner="lena")
+        client.access.revoke_token("lena.own")
+        client.access.delete_user("lena")
+        client.access.rotate_token("lasting")
+    [lasting] = [one for one in admin.tokens() if one.name == "lasting"]
+    assert [one.expires_at_us > 0 for one in lasting.secrets] == [False, True]
+    for token in ("deputy", "lasting", "jane.longer"):
+        admin.revoke_token(token)
+    for number in (rule, held):
+        admin.drop_rule(number)
+    for user in ("jane", "kurt"):
+        admin.delete_user(user)
 
 
 def test_a_rule_for_a_token_that_has_an_owner_is_refused(broker: Secured) -> None:

@@ -31,7 +31,7 @@ __all__ = [
     "check_name",
     "check_role",
     "hash_secret",
-    "is_admin_rule",
+    "is_of_admins",
     "new_secret",
 ]
 
@@ -206,6 +206,22 @@ class AccountStore:
         """Whether it may administer access, by its roles or by a rule."""
         return _is_admin(user.name, user.roles, {rule.subject for rule in self.all_rules() if is_admin_rule(rule)})
 
+    def is_admins(self, token: Token) -> bool:
+        """Whether it may administer access, or its user may."""
+        owner = self.users.get(token.owner)
+        return self.is_admin(owner or User(token.name, roles=token.roles))
+
+    def has_admin_among(self, subject: str) -> bool:
+        """Whether a rule for this subject is for somebody who may administer access, were it not for rules that deny
+        it."""
+        admins = {rule.subject for rule in self.all_rules() if is_admin_rule(rule)}
+        everyone = [(one.name, one.roles) for one in self.users.values()]
+        everyone += [(one.name, one.roles) for one in self.tokens.values() if not one.owner]
+        return any(
+            subject in (ANY, name, *(f"role:{role}" for role in roles)) and _is_admin(name, roles, admins)
+            for name, roles in everyone
+        )
+
     def check_declared(self) -> None:
         """A name is unique: none of the access file may be in the store."""
         for name in self._declared.tokens:
@@ -348,7 +364,12 @@ def _is_admin(name: str, roles: list[str], admins: set[str]) -> bool:
 
 
 def is_admin_rule(rule: Rule) -> bool:
-    return rule.effect == "allow" and rule.action in (ANY, "admin") and rule.resource in (ANY, "cluster")
+    return rule.effect == "allow" and is_of_admins(rule)
+
+
+def is_of_admins(rule: Rule) -> bool:
+    """Whether it says who may administer access, or who may not."""
+    return rule.action in (ANY, "admin") and rule.resource in (ANY, "cluster")
 
 
 def check_name(name: str) -> str:

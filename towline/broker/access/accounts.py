@@ -17,7 +17,7 @@ from towline.broker.access.account_store import (
     Token,
     User,
     hash_secret,
-    is_admin_rule,
+    is_of_admins,
     new_secret,
 )
 from towline.broker.access.authentication import Access, Principal
@@ -203,7 +203,7 @@ async def _put_user(  # noqa: PLR0917 - as all handlers, and what was found out 
 
 
 def _check_lasting(guard: Guard, request: Request, what: str) -> None:
-    """A caller with a temporary permission gives nobody the same for good."""
+    """A caller with a temporary permission gives nobody the same for good, and takes it from nobody who has it."""
     if guard.principal.expires_at_us:
         guard.note(request, "refused", "needs a login that does not expire")
         raise Refused(f"{guard.principal.name!r} expires, and so {what}: log in with a password for that")
@@ -229,6 +229,8 @@ def _own(book: AccountStore, guard: Guard, request: wire.PutUser) -> User | None
 
 
 async def delete_user(access: Access, book: AccountStore, guard: Guard, request: wire.DeleteUser) -> Answer:
+    if book.is_admin(book.user(request.name)):
+        _check_lasting(guard, request, f"deletes no administrator, as {request.name} is")
     await book.delete_user(request.name)
     return Done()
 
@@ -282,7 +284,9 @@ def _expiry(
             "ask an administrator whose own login does not expire"
         )
     expires_at_us = wished_us or limit_us
-    return expires_at_us, expires_at_us if is_admin else bound_us
+    if is_admin and (wished_us or token is None or token.expires_at_us):
+        bound_us = expires_at_us
+    return expires_at_us, bound_us
 
 
 def _owner_of(book: AccountStore, guard: Guard, request: wire.CreateToken) -> str:
@@ -317,21 +321,30 @@ async def revoke_token(access: Access, book: AccountStore, guard: Guard, request
     token, until_us = book.tokens.get(request.name), guard.principal.expires_at_us
     _check_reach(book, guard, request, token)
     taken = [one for one in token.secrets if request.id in ("", one.id)] if token is not None else []
-    if until_us and any(not 0 < one.expires_at_us <= until_us for one in taken):
+    if token is not None and until_us and any(not 0 < one.expires_at_us <= until_us for one in taken):
         # Else the last holder of an old secret could lock out those who were given the new one.
         _check_admin(guard, request)
+        if book.is_admins(token):
+            _check_lasting(guard, request, f"revokes no administrator's token that lasts longer, as {token.name} does")
     await book.revoke(request.name, request.id)
     return Done()
 
 
 async def add_rule(access: Access, book: AccountStore, guard: Guard, request: wire.AddRule) -> Answer:
     check_rule(request.rule)
-    if request.rule.effect == "allow" and is_admin_rule(request.rule):
-        _check_lasting(guard, request, "lets nobody administer access")
+    _check_rule_lasting(book, guard, request, request.rule)
     rule = msgspec.structs.replace(request.rule, created_at_us=access.clock.now_us(), created_by=guard.principal.label)
     return wire.RuleAdded(await book.add_rule(rule))
 
 
 async def drop_rule(access: Access, book: AccountStore, guard: Guard, request: wire.DropRule) -> Answer:
+    rule = book.rules.get(request.id)
+    if rule is not None:
+        _check_rule_lasting(book, guard, request, rule)
     await book.drop_rule(request.id)
     return Done()
+
+
+def _check_rule_lasting(book: AccountStore, guard: Guard, request: Request, rule: wire.Rule) -> None:
+    if is_of_admins(rule) and (rule.effect == "allow" or book.has_admin_among(rule.subject)):
+        _check_lasting(guard, request, "changes no rule by which somebody may administer access or may not")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -10,15 +10,17 @@ from towline.client import requests
 from towline.client.consume.message import DeadLetter
 from towline.client.link.flow import Flow, ask
 from towline.client.produce.encode import Body, as_body, as_headers, as_key, as_time_us
-from towline.errors import BadRequest, NotFound
+from towline.errors import BadRequest, NotFound, TooLarge
 from towline.model import check_group, check_topic
 from towline.protocol.messages import DeadPurged, PurgeDead, Revised, ReviseDead
 
-__all__ = ["find", "letter", "purge", "revise"]
+__all__ = ["find", "letter", "purge", "revise", "sought"]
 
 
 PAGE: Final = 1_000
 MAX_BYTES: Final = 4 << 20
+FOUND_BYTES: Final = 64 << 20
+"""All that is found fits into this: it is in memory at once."""
 
 
 def letter(topic: str, group: str, number: int) -> Flow[DeadLetter]:
@@ -43,24 +45,47 @@ def find(
 ) -> Flow[list[DeadLetter]]:
     if limit < 1:
         raise BadRequest(f"a limit of {limit}: give 1 or more")
-    since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
+    fits = sought(reason=reason, key=key, since=since, until=until, resent=resent)
     found: list[DeadLetter] = []
+    size = 0
     while True:
         page = yield from requests.dead_letters(topic, group, first, PAGE, MAX_BYTES)
-        for one in page:
-            if (
-                (resent or not one.resent)
-                and reason in one.reason
-                and key in (None, one.key)
-                and since_us <= one.died_at_us
-                and (not until_us or one.died_at_us < until_us)
-            ):
-                found.append(one)
-                if len(found) == limit:
-                    return found
+        for one in filter(fits, page):
+            size += one.size_bytes
+            if found and size > FOUND_BYTES:
+                raise TooLarge(
+                    f"more than {FOUND_BYTES:,} bytes of dead letters of group {group} on topic {topic} were found, "
+                    "which is too much at once: give a lower limit, or go through them by pages (dead_letters)"
+                )
+            found.append(one)
+            if len(found) == limit:
+                return found
         if page.next <= first or page.next >= page.end:
             return found
         first = page.next
+
+
+def sought(
+    *,
+    reason: str = "",
+    key: str | None = None,
+    since: datetime | float | None = None,
+    until: datetime | float | None = None,
+    resent: bool = False,
+) -> Callable[[DeadLetter], bool]:
+    """Whether a dead letter is one of those that are looked for."""
+    since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
+
+    def fits(one: DeadLetter) -> bool:
+        return (
+            (resent or not one.resent)
+            and reason in one.reason
+            and key in (None, one.key)
+            and since_us <= one.died_at_us
+            and (not until_us or one.died_at_us < until_us)
+        )
+
+    return fits
 
 
 def revise(

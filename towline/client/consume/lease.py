@@ -141,6 +141,10 @@ class Lease:
                 span = (part.lane, part.first, part.count)
                 self._nacks.append(Act(NACK, self.pull, [span], False, None, f"the client cannot decode it: {error}"))
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(section.size_bytes for section in self.sections)
+
     def messages(self) -> list[Message]:
         if len(self.sections) == 1:
             return self.sections[0].messages()
@@ -280,6 +284,16 @@ class Lease:
         self._raw = []
         self.sections = []
 
+    def let_go(self) -> None:
+        """Nothing is sent of it any more: its messages forget it. As a cycle they would keep their bodies until the
+        garbage collector runs, which counts objects and not bytes."""
+        ended = _ENDED[self.in_tasks]
+        if self.lost or self.ends_at:
+            ended = Lease.none()
+            ended.in_tasks, ended.lost, ended.ends_at = self.in_tasks, self.lost, self.ends_at
+        for section in self.sections:
+            section.lease = ended
+
     # Acts to send
 
     @property
@@ -337,6 +351,11 @@ class Lease:
     @property
     def finished(self) -> bool:
         return not self.unanswered and not self.dirty and self.open_count == 0
+
+
+_ENDED: Final = {False: Lease.none(), True: Lease.none()}
+"""By whether coroutines work on its messages."""
+_ENDED[True].in_tasks = True
 
 
 def _turned(

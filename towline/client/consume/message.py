@@ -29,6 +29,8 @@ RETURNED: Final = 4
 """Of a shard, behind a message that is retried: it goes back to the broker with that one."""
 TAKEN: Final = 5
 """The broker has taken it away, or must have by now."""
+_HEADER_OVERHEAD: Final = 150
+"""Bytes of objects, beside the text."""
 
 
 class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
@@ -238,6 +240,12 @@ class DeadLetter:
 
     def __repr__(self) -> str:
         return f"<DeadLetter {self.number} of {self.origin}, attempt {self.attempt}: {self.reason[:80]}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        headers = sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in self.headers.items())
+        return len(self.body) + len(self.key or "") + len(self.shard_key or "") + headers
 
     @property
     def origin(self) -> str:

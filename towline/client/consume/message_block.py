@@ -161,6 +161,12 @@ class MessageBlock:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    @property
+    def size_bytes(self) -> int:
+        """What is kept here, each byte counted once: of a frame that came compressed that is all, unpacked, however few
+        of its messages are asked for."""
+        return sum(map(len, self.bodies)) if self._frame is None else self._frame.columns_length
+
     def messages(self) -> list[Message]:
         if len(self.bodies) == 1:
             return [Message(self.bodies[0], 0, self)]

@@ -181,7 +181,7 @@ class Subscription:
                 self._lose(lease, "the broker does not know us any more, and delivers them again")
             else:
                 lease.take_acks()
-                del self._leases[lease.pull]
+                self._forget(lease)
 
     def expelled(self, error: TowlineError) -> None:
         self._error = error
@@ -242,7 +242,11 @@ class Subscription:
 
     def _forget_if_finished(self, lease: Lease) -> None:
         if lease.finished:
-            self._leases.pop(lease.pull, None)
+            self._forget(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        self._leases.pop(lease.pull, None)
+        lease.let_go()
 
     def start(self) -> Flow[None]:
         answer = yield Call(self.attach())
@@ -459,6 +463,7 @@ class Subscription:
                 self._pulling.appendleft(call)
             lease.open()
             lease.settle_all(ACK)
+            lease.let_go()
         else:
             lease.open()
             self._unreported += len(lease)
@@ -557,19 +562,19 @@ class Subscription:
                 self._progress.answered(lease, act, self.terms.of(lease.topic).retry.max_attempts)
             if act.up_to:
                 for older in self._older(act):
-                    del self._leases[older.pull]
+                    self._forget(older)
                     if self._progress is not None:
                         self._progress.settled(older.topic, older.acked())
             lease.unanswered -= 1
-            if lease.finished:
-                del self._leases[act.pull]
+            self._forget_if_finished(lease)
 
     def _refused(self, act: Act, code: str, text: str, *, quiet: bool) -> None:
         if code == Closed.code or act.what == GIVE_BACK or act.pull in self._told_by_place:
             return
-        lease = self._leases.pop(act.pull, None)
+        lease = self._leases.get(act.pull)
         if lease is not None:
             lease.lost = True
+            self._forget(lease)
         if not quiet:
             self.losses.note(act.pull, _reach(act, lease), text)
 
@@ -582,7 +587,7 @@ class Subscription:
 
     def _lose(self, lease: Lease, reason: str) -> None:
         lease.lost, lease.why = True, reason
-        self._leases.pop(lease.pull, None)
+        self._forget(lease)
         self.losses.note(lease.pull, lease.open_count, reason)
 
     # Handover

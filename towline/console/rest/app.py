@@ -26,6 +26,7 @@ from towline.console.rest.docs_page import page
 from towline.console.rest.fields import known_only
 from towline.console.rest.held_leases import TIDY_S, Pulls
 from towline.console.rest.models import Problem
+from towline.console.search_turns import SearchTurns
 from towline.console.security.origin import OwnPagesOnly
 
 __all__ = ["rest_app"]
@@ -96,6 +97,7 @@ def rest_app(url: str, **options: Any) -> FastAPI:
         responses={status: {"model": Problem, "description": words} for status, words in _WORDS.items()},
     )
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
+    app.state.searches = SearchTurns()
     app.state.hosts = None
     """If given, the names by which callers of a broker without security must address this door."""
     app.add_exception_handler(errors.TowlineError, _answer_error)
@@ -130,7 +132,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="towline", Basic realm="towline"'
     if error.retriable:
         headers["Retry-After"] = "1"
-    if (error.retriable or status == 401) and hasattr(request.state, "caller"):
+    if (isinstance(error, errors.Unavailable) or status == 401) and hasattr(request.state, "caller"):
         await request.app.state.callers.forget(request.state.caller)
     return JSONResponse({"error": error.code, "message": str(error)}, status, headers)
 

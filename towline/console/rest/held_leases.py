@@ -24,7 +24,7 @@ CONSUMERS_MAX: Final = 16
 """For one caller and group: so many pulls may wait at once."""
 HELD_MAX: Final = 100_000
 HELD_BYTES: Final = 512 << 20
-"""Of their bodies: they are in memory until all of a pull is settled. No caller has more than half of either."""
+"""They are in memory until all of a pull is settled. No caller has more than half of either."""
 TIDY_S: Final = 0.25
 
 Place = tuple[str, str, str]
@@ -48,7 +48,7 @@ class Held:
         self.caller = caller
         self.seat = seat
         self.messages: dict[int, Message] = dict(enumerate(batch))
-        self.size = sum(len(message.body) for message in batch)
+        self.size = batch.lease.size_bytes
         self.deadline_s = deadline_s
 
 

@@ -9,6 +9,7 @@ is not taken. A client over a limit is told so, if nothing was answered yet: 408
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -25,12 +26,16 @@ else:
 
 __all__ = ["CONNECTIONS", "CONNECTIONS_OF_ADDRESS", "PROXIES", "HttpConnection", "HttpServer"]
 
+log = logging.getLogger("towline.serve")
+
 CONNECTIONS: Final = 1_000
 CONNECTIONS_OF_ADDRESS: Final = 200
 HEAD_S: Final = 10.0
 BODY_S: Final = 20.0
 """A body of which less than 64 KiB comes within this time stands still."""
 ANSWER_S: Final = 60.0
+UNREAD_MAX_BYTES: Final = 256 << 20
+"""Of answers that nobody has taken yet, of all connections together: beyond it the oldest of them are cut."""
 HANDSHAKE_S: Final = 10.0
 KEEP_ALIVE_S: Final = 5
 HEAD_MAX_BYTES: Final = 64 << 10
@@ -63,12 +68,18 @@ class HttpConnection(_HttpProtocol):
         self._reading = Patience()
         self._unread = (0, 0.0)
         """Bytes that the client had not taken, and since when they have been as many."""
+        self.unread_since_s = 0.0
+        """Since when there have been any."""
         self._upgraded = False
         self._over = False
 
     @property
     def host(self) -> str:
         return self.client[0] if self.client else "local"
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
 
     @property
     def waits_since_s(self) -> float | None:
@@ -138,13 +149,15 @@ class HttpConnection(_HttpProtocol):
     # Time
 
     def sweep(self, now_s: float) -> None:
+        unread = self.unread_bytes
+        if not self._unread[0]:
+            self.unread_since_s = now_s
+        if unread != self._unread[0]:
+            self._unread = unread, now_s
         if self._upgraded:
             if self.transport.is_closing():
                 self._server.left(self)
             return
-        unread = self.transport.get_write_buffer_size()
-        if unread != self._unread[0]:
-            self._unread = unread, now_s
         in_body = self._in_body and not self.flow.read_paused
         if self._over or self.transport.is_closing():
             return
@@ -242,3 +255,18 @@ class HttpServer(uvicorn.Server):
         now_s = loop.time()
         for connection in list(self._connections):
             connection.sweep(now_s)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Answers that nobody takes are in memory: who has left theirs for longest goes."""
+        unread = {one: one.unread_bytes for one in self._connections if not one.transport.is_closing()}
+        over = sum(unread.values()) - UNREAD_MAX_BYTES
+        for connection in sorted(filter(unread.get, unread), key=lambda one: one.unread_since_s):
+            if over <= 0:
+                break
+            log.warning(
+                "answers of more than %d bytes wait to be read: the connection from %s, which has %d of them, is cut",
+                UNREAD_MAX_BYTES, connection.host, unread[connection],
+            )  # fmt: skip
+            over -= unread[connection]
+            connection.transport.abort()
