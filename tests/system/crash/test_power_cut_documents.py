@@ -43,7 +43,7 @@ async def test_the_positions_of_groups_speak_of_what_is_on_the_disk(tmp_path: Pa
             await broker.send([("orders", 1, encode([b"%d" % number]))])
         pulled, _ = await broker.consumers.pull(member, Pull(0, 3, 1 << 20))
         assert (await broker.consumers.settle(member, [Act(0, pulled.pull)])).refused == []
-        await broker._save_snapshots()
+        await broker._snapshots.save(list(broker.topics.dispatchers()))
         io.cut(tmp_path / "store", tmp_path / "cut")
     assert (tmp_path / "cut" / "config" / "consumerOffset.json").exists()
     async with opened(tmp_path / "cut", clock, HarshIo(random.Random(2))) as broker:
