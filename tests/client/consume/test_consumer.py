@@ -196,7 +196,7 @@ async def test_a_failed_message_is_tried_again_and_dies_in_the_end(connect: Any,
             assert letter.origin == f"{topic}/middle/0"
             first, *stack = letter.reason.splitlines()
             assert first == "ZeroDivisionError: no way"
-            assert "test_consuming.py" in stack[-1]
+            assert "test_consumer.py" in stack[-1]
             assert letter.died_at_us > 0
             assert not letter.resent
 
