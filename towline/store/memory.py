@@ -12,6 +12,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice, takewhile
 from operator import attrgetter
 
 import msgspec
@@ -219,7 +220,7 @@ class MemoryStore:
         oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0
         before = self._bytes
-        held_back, held_too_old, holders = "", False, list[str]()
+        held_back, held_too_old, holders, aged_bytes = "", False, list[str](), 0
         drops: dict[str, int] = {}
         # The oldest frame of every stream; all frames in the order of their age come out of it one by one.
         heads = [(stream.kept[0].chunk.serial, name) for name, stream in self._streams.items() if stream.kept]
@@ -234,6 +235,8 @@ class MemoryStore:
             if name in pinned and pinned[name] < chunk.first + chunk.count:
                 held_back = held_back or f"record {pinned[name]} of stream {name} is still needed"
                 held_too_old = held_too_old or too_old
+                aged = takewhile(lambda one: _time_of(times, one) < oldest_us, islice(kept, index, None))
+                aged_bytes += sum(len(one.chunk.frame) for one in aged)
                 holders.append(name)
                 heapq.heappop(heads)
                 continue
@@ -247,8 +250,8 @@ class MemoryStore:
             self._drop(self._streams[name], count)
         freed = before - self._bytes
         if not held_too_old and surplus_bytes <= 0:
-            return Trimmed(freed, "")
-        return Trimmed(freed, held_back, tuple(holders), max(surplus_bytes, 0))
+            return Trimmed(freed, "", size_bytes=self._bytes)
+        return Trimmed(freed, held_back, tuple(holders), max(surplus_bytes, 0), aged_bytes, self._bytes)
 
     async def load(self, name: str) -> bytes | None:
         self._check_open()

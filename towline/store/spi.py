@@ -102,6 +102,10 @@ class Trimmed(NamedTuple):
     """The streams whose pins hold it back; of several with the same file the one that comes first in `pinned`."""
     surplus_bytes: int = 0
     """By how much the store is larger than it should be, still."""
+    aged_bytes: int = 0
+    """So much of what is held back is older than it should be; of a database, about so much."""
+    size_bytes: int = 0
+    """How large the store is, as it counts for `max_bytes`."""
 
 
 def kind_of(stream: str) -> str:

@@ -70,7 +70,7 @@ BROKER: Final = (
     (
         "towline_retention_held_bytes",
         "gauge",
-        "By how much the store is larger than its limit because of open messages.",
+        "Bytes that should be gone by their age, or by the size of the store, but for open messages.",
         "retention_held_bytes",
     ),
     (

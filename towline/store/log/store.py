@@ -412,7 +412,7 @@ class LogStore:
                 break
             freed += await self._shelf.delete(verdict.segments)
         self._tail.retry()
-        return Trimmed(freed, verdict.held_back, verdict.holders, verdict.surplus_bytes)
+        return Trimmed(freed, *verdict[1:])
 
     async def _roll_if_aged(self, max_age_us: int) -> None:
         """If even the last record of the segment being written is too old, seal it, so that it can go as well."""

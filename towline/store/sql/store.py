@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ LETTER_ROOM: Final = 16 << 10
 """What the largest message that is taken leaves for what is added when it dies: why, where it was, how often it was
 tried."""
 _CLOSE_S: Final = 15.0
+_WEIGHED_MAX: Final = 100
+"""Streams that hold retention back and are looked at for how much: the largest."""
 _DOCUMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
 
 _STREAMS = (
@@ -284,7 +287,18 @@ class SqlStore:
             if planned.trims:
                 await self._trim(planned.trims)
             freed = sum(trim.freed_bytes for trim in planned.trims)
-            return Trimmed(freed, planned.held_back, planned.holders, planned.surplus_bytes)
+            aged_bytes = await self._aged_bytes(planned.holders, times.now_us - max_age_us, times) if max_age_us else 0
+            size_bytes = sum(stream.size_bytes for stream in streams)
+            return Trimmed(freed, planned.held_back, planned.holders, planned.surplus_bytes, aged_bytes, size_bytes)
+
+    async def _aged_bytes(self, holders: Sequence[str], before_us: int, times: Times) -> int:
+        """About how many bytes of these were appended before that time: by the share of their records."""
+        found = [stream for name in holders if (stream := self._streams.get(name)) and stream.first < stream.end]
+        total = 0
+        for stream in heapq.nlargest(_WEIGHED_MAX, found, key=lambda one: one.size_bytes):
+            until = await self._reader.locate_time(stream, before_us, times)
+            total += stream.size_bytes * (until - stream.first) // (stream.end - stream.first)
+        return total
 
     async def _trim(self, trims: list[Trim]) -> None:
         job = Job(self._loop.create_future())
