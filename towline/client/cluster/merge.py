@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.client.cluster.routing import Outcome, merge_figures, merge_outcomes
+from towline.client.cluster.routing import Outcome, last_expiry_s, merge_figures, merge_outcomes
 from towline.errors import Conflict
 from towline.model import TopicConfig
 from towline.protocol.access import Measured
@@ -76,7 +76,8 @@ def _ordered(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()) -> list[T]:
-    """Rows of the same thing, added up: numbers are, times are the earliest, and of the rest the first counts."""
+    """Rows of the same thing, added up: numbers are, times are the earliest, and of the rest the first that says
+    anything counts."""
     found: dict[Any, T] = {}
     for row in rows:
         name = key(row)
@@ -92,6 +93,12 @@ def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()
             elif field == "alone_since_us":
                 # Whoever has a consumer at one broker is not alone.
                 changes[field] = 0 if not mine or not other else min(mine, other)
+            elif field == "retry_load":
+                changes[field] = max(mine, other)
+            elif field == "expires_in_s":
+                changes[field] = last_expiry_s(mine, other)
+            elif isinstance(mine, str):
+                changes[field] = mine or other
             elif field in _NOT_SUMMED:
                 changes[field] = (
                     mine or other if isinstance(mine, bool) else min(filter(None, (mine, other)), default=0)
@@ -127,9 +134,10 @@ def join_pulses(outcomes: Sequence[Outcome[Pulsed]]) -> Pulsed:
 
 def join_figures(outcomes: Sequence[Outcome[Measured]]) -> Measured:
     found = merge_outcomes(outcomes, "asking", catch_up=True)
+    names = [f"{one.broker.name} at {one.broker.address}" for one in outcomes if one.error is None]
     return Measured(
         max(one.at_us for one in found),
-        merge_figures([one.broker for one in found]) if found[0].broker else {},
+        merge_figures([one.broker for one in found], names) if found[0].broker else {},
         _summed((row for one in found for row in one.topics), lambda row: row.topic),
         _summed((row for one in found for row in one.groups), lambda row: (row.topic, row.group)),
     )
