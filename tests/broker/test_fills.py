@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
+from array import array
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,13 +42,17 @@ from towline.errors import QueueFull, TooMany
 from towline.model import TopicConfig
 from towline.protocol.access import Rule
 from towline.protocol.messages import Attach, CancelDelayed, CreateTopic, Done
+from towline.store import Chunk
 from towline.store.log import DiskIo
+from towline.store.log.format.index import IndexCache
+from towline.store.log.format.segment import SegmentFiles
 from towline.store.log.read import key_search, range_reader
 from towline.store.log.read.key_search import KeyBuilder
 from towline.store.log.read.range_reader import StreamReader, Wanted
 from towline.store.memory import MemoryStore
 from towline.store.sql import database
 from towline.store.sql.read import range_reader as sql_reading
+from towline.store.sql.read.cache import FrameCache
 from towline.store.sql.schema import tables
 
 MOST = 5
@@ -229,6 +237,44 @@ def test_queries_of_tables_that_are_ready(monkeypatch: pytest.MonkeyPatch) -> No
         )
         sql_reading._queries(stream)
         assert len(sql_reading._QUERIES) <= MOST
+
+
+def test_frames_of_a_database_at_hand() -> None:
+    """Small ones take more than their bytes."""
+    limit_bytes = 4 << 20
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = FrameCache(limit_bytes)
+        for number in range(30_000):
+            frame = bytes(150)
+            found.put(number % 50, Chunk(10**6 + number, 1, 0, frame, 10**15 + number, b"", 10**7 + number))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert limit_bytes / 2 < taken < 1.1 * limit_bytes
+
+
+def test_indexes_of_segments_that_are_at_hand(tmp_path: Path) -> None:
+    """Also those that are made anew because their file is damaged."""
+    rebuilt: dict[str, array[int]] = {"lane/orders/middle": array("Q", range(1_000))}
+    found = IndexCache(lambda number: tmp_path / f"{number}.idx", lambda _: rebuilt, 5 * 8_000)
+    for number in range(MANY):
+        assert found.entries(number, "lane/orders/middle", 0, 1)[0] == 0
+    assert len(found._maps) == 5
+    assert found._mapped_bytes == 5 * 8_000
+    for number in range(MANY):
+        found.forget(number)
+    assert found._mapped_bytes == 0
+
+
+def test_segments_that_are_open_for_reading(tmp_path: Path) -> None:
+    found = SegmentFiles(tmp_path, MOST)
+    for number in range(MANY):
+        found.path(number).write_bytes(b"")
+        found.release(found.acquire(number))
+        assert len(found._open) <= MOST
+    found.close()
 
 
 def test_requests_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,22 @@ async def test_rows_that_were_begun_ahead_are_gone_with_their_deposed_owner(sett
     await other.close()
 
 
+async def test_all_realms_of_a_broker_have_one_table_of_frames_at_hand(settings: SqlSettings) -> None:
+    limit_bytes = 64 << 10
+    database = await prepare_database(msgspec.structs.replace(settings, cache_bytes=limit_bytes))
+    leases = [await Ownership(database, "test").wait_for(name, 5) for name in ("one", "two")]
+    realms = [await SqlStore.open(database, lease) for lease in leases]
+    for number in range(100):
+        for realm, store in enumerate(realms):
+            await put(store, f"lane/orders{realm}/high", encode([b"%d %d" % (realm, number) + bytes(1_000)])).done
+    assert limit_bytes / 2 < sum({id(store._cache): store._cache._bytes for store in realms}.values()) <= limit_bytes
+    for realm, store in enumerate(realms):
+        bodies = await all_bodies(store, f"lane/orders{realm}/high")
+        assert [body.rstrip(b"\0") for body in bodies] == [b"%d %d" % (realm, number) for number in range(100)]
+        await store.close()
+    await database.close()
+
+
 async def test_more_tables_are_written_than_statements_are_kept(
     settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.sql import ClauseElement
 
 from towline.errors import Closed, StoreFailed, TowlineError
 from towline.store.sql.errors import NOT_ENCRYPTED, PACKET, Fault, classify, explain, in_words
+from towline.store.sql.read.cache import FrameCache
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.timeout import within
 from towline.store.sql.write.encoding import BULK, TEXT, Encoding, Into
@@ -220,6 +221,8 @@ class Database:
         """Why it could not be read when it was last tried."""
         self.encoding: Encoding = TEXT
         """How rows go to this database; known from the first connection on."""
+        self.cache = FrameCache(settings.cache_bytes)
+        """Of all realms that are open here, or were: their streams have different numbers, and what is stored stays."""
         self._tls = settings.tls()
         self._host = 0
         self._idle: list[Connection] = []

@@ -18,7 +18,6 @@ from towline.store.eras import ERAS, Era, Eras, Times, decode_eras, encode_eras
 from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.ownership import Lease, release
-from towline.store.sql.read.cache import FrameCache
 from towline.store.sql.read.range_reader import FrameReader
 from towline.store.sql.read.streams import Stream, Streams
 from towline.store.sql.schema import tables
@@ -69,7 +68,7 @@ class SqlStore:
         self._clock = clock
         self._streams = Streams(lease.realm_id)
         self._projection = Projection(lease.realm_id, lease.epoch)
-        self._cache = FrameCache(database.settings.cache_bytes)
+        self._cache = database.cache
         self._reader = FrameReader(database, self._cache)
         self._writer = Writer(database, lease, last_unit=last_unit, publish=self._publish)
         self._sweeper = Sweeper(database, self._streams.is_last)
