@@ -7,6 +7,7 @@ import gc
 import threading
 import tracemalloc
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,28 +22,35 @@ from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm, Change, Notice
 from towline.broker.access import account_store
-from towline.broker.access.account_store import AccountStore
+from towline.broker.access.account_store import AccountStore, Token, User
+from towline.broker.access.authentication import Access
 from towline.broker.broker import Broker
 from towline.broker.consume import prefix_subscription
 from towline.broker.monitor import alarms
 from towline.broker.retention import group_expiry
-from towline.broker.schedule import queries
-from towline.broker.server import session
+from towline.broker.schedule import queries, scheduler
+from towline.broker.server import metrics_http, session
 from towline.broker.server.listener import Server
-from towline.clock import SYSTEM
+from towline.broker.server.metrics_http import MetricsServer
+from towline.clock import SYSTEM, ManualClock
 from towline.console.rest import client_pool, held_leases
 from towline.console.rest.client_pool import Callers
 from towline.console.rest.held_leases import Pulls
 from towline.delivery import publications
+from towline.delivery.group import lease
+from towline.delivery.group.events import Part
+from towline.delivery.group.lease import Lease, SettledPulls
 from towline.delivery.publications import Publications, StagedHead
 from towline.delivery.schedule import schedule
 from towline.delivery.schedule.events import Cancelled, Due
 from towline.delivery.schedule.schedule import Schedule
 from towline.errors import QueueFull, TooMany
+from towline.frame import encode
 from towline.model import TopicConfig
 from towline.protocol.access import Rule
-from towline.protocol.messages import Attach, CancelDelayed, CreateTopic, Done
+from towline.protocol.messages import Attach, CancelDelayed, CreateTopic, Done, FrameHead, Send
 from towline.store import Chunk
+from towline.store.eras import ERAS_MAX, Eras
 from towline.store.log import DiskIo
 from towline.store.log.format.index import IndexCache
 from towline.store.log.format.segment import SegmentFiles
@@ -365,5 +373,125 @@ def test_pulls_of_a_caller_and_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         go_on.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(one) for one in answers].count(QueueFull) == MANY - MOST
+
+    asyncio.run(main())
+
+
+def test_how_often_the_clock_of_a_store_was_wrong() -> None:
+    found = Eras()
+    for number in range(5 * ERAS_MAX):
+        found.begin(number, (1_000 - number) * 10**12, "a store")
+        found.stamp((1_000 - number) * 10**12)
+        assert len(found._eras) <= ERAS_MAX
+    assert len(found._eras) == ERAS_MAX
+
+
+def test_units_of_delayed_messages_under_way(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "UNIT_BYTES", 1)
+    monkeypatch.setattr(scheduler, "UNITS_MAX", 2)
+    counts: list[int] = []
+    deliver = scheduler.Scheduler.deliver_step
+
+    async def counted(one: scheduler.Scheduler) -> Any:
+        found = await deliver(one)
+        counts.append(len(one._under_way))
+        return found
+
+    monkeypatch.setattr(scheduler.Scheduler, "deliver_step", counted)
+
+    async def main() -> None:
+        clock = ManualClock(SYSTEM.now_us())
+        async with disk.open(clock) as bench:
+            for number in range(MANY):
+                await bench.send("orders", b"x", deliver_at_us=[clock.now_us() + 10**6 + number])
+            clock.advance(10)
+            member = await bench.attach()
+            got = 0
+            while got < MANY:
+                got += len((await bench.pull(member, wait_ms=10_000)).bodies)
+        assert max(counts) == 2
+
+    asyncio.run(main())
+
+
+def test_users_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together."""
+    monkeypatch.setattr(account_store, "PRINCIPALS_MAX", MOST)
+
+    async def main() -> None:
+        book = AccountStore(MemoryStore(), SYSTEM)
+        await book.create_token(Token("t"))
+        for number in range(MOST - 1):
+            await book.put_user(User(f"u{number}"), create=True)
+        with pytest.raises(TooMany, match="5 users and tokens"):
+            await book.put_user(User("one-more"), create=True)
+        with pytest.raises(TooMany, match="5 users and tokens"):
+            await book.create_token(Token("one-more"))
+        assert len(book.users) + len(book.tokens) == MOST
+
+    asyncio.run(main())
+
+
+def test_metrics_by_who_reads_them(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "AT_ONCE", MOST)
+
+    async def scenario(bench: Bench) -> None:
+        found = MetricsServer(bench.broker, Access())
+        for number in range(MANY):
+            await found._metrics(f"reader-{number}", None)
+            assert 0 < len(found._known) <= MOST
+
+    disk.run(scenario)
+
+
+def test_pulls_of_which_something_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLED_MAX", MOST)
+    found = SettledPulls()
+    for number in range(MANY):
+        pull = Lease(number, "c", 10**12, (Part(1, number, 1, 1),))
+        pull.take(Part(1, number, 1, 1), "it was too slow")
+        found.remember(pull)
+    assert list(found.robbed) == list(found) == list(range(MANY - MOST, MANY))
+
+
+def test_frames_on_their_way_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store does not get on, each connection brings one more at most when there are too many."""
+    limit_bytes, stuck = 1 << 20, asyncio.Event()
+    frame = encode([bytes(100_000)])
+
+    async def append(broker: Broker) -> None:
+        take = broker.store.append
+
+        def late(unit: Any, durability: Any) -> Any:
+            appended = take(unit, durability)
+            return appended._replace(done=asyncio.ensure_future(stuck.wait()))
+
+        monkeypatch.setattr(broker.store, "append", late)
+
+    def flood(client: RawClient) -> None:
+        client.socket.settimeout(0.2)
+        with suppress(TimeoutError):
+            for _ in range(10):
+                client.post(Send([FrameHead("orders", 1, len(frame))]), frame)
+
+    async def main() -> None:
+        settings = World("memory", Path()).settings(max_pending_total_bytes=limit_bytes)
+        broker = await Broker.open(MemoryStore(), settings)
+        await broker.create_topic(TopicConfig("orders"))
+        await append(broker)
+        server = await Server.start(broker, "127.0.0.1", 0)
+        line = server._line
+        clients = [await asyncio.to_thread(RawClient.hello, server.port) for _ in range(MANY)]
+        await asyncio.gather(*(asyncio.to_thread(flood, client) for client in clients))
+        await eventually_done(lambda: len(line._pressed) == MANY)
+        assert limit_bytes < line.pending_bytes <= limit_bytes + MANY * len(frame)
+        lane = broker.topics["orders"].lanes[1]
+        assert 10 < len(lane._pending) <= limit_bytes / len(frame) + MANY
+        assert len(broker._sender._under_way) <= limit_bytes / len(frame) + MANY
+        stuck.set()
+        for client in clients:
+            client.socket.close()
+        await server.drain_and_close()
+        await broker.close()
 
     asyncio.run(main())

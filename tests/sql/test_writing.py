@@ -74,6 +74,7 @@ async def test_the_next_transaction_begins_before_its_turn_and_order_is_kept(set
 
     def note(index: int, _: object) -> None:
         order.append(index)
+        assert len(store._writer._turns) <= 2
 
     await put(store, "lane/orders/low", frame_of(1, mark="the first makes the table")).done
     for index in range(40):
@@ -86,6 +87,9 @@ async def test_the_next_transaction_begins_before_its_turn_and_order_is_kept(set
     assert figures["begun_ahead"] > 0
     assert figures["replays"] == 0
     assert order == list(range(40))
+    await asyncio.gather(*(store.read("lane/orders/low", index, 1, 1) for index in range(100)))
+    assert len(store._writer._free) <= 2
+    assert 0 < len(store.database._idle) <= settings.readers
     assert (await all_bodies(store, "lane/orders/low"))[1:] == sent
     await store.close()
 
@@ -146,6 +150,9 @@ async def test_more_tables_are_written_than_statements_are_kept(
         await asyncio.gather(*(put(store, name, encode([b"x"])).done for name in names))
         for name in names:
             await put(store, name, encode([b"y"])).done
+    connections = store._writer._free
+    assert connections
+    assert all(len(one._prepared) == 4 and len(one._retired) <= 1 for one in connections)
     for name in names:
         assert await all_bodies(store, name) == [b"x", b"y"] * 3
     await store.close()
