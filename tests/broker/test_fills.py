@@ -459,12 +459,15 @@ def test_frames_on_their_way_to_the_store(monkeypatch: pytest.MonkeyPatch) -> No
     limit_bytes, stuck = 1 << 20, asyncio.Event()
     frame = encode([bytes(100_000)])
 
+    async def wait() -> None:
+        await stuck.wait()
+
     async def append(broker: Broker) -> None:
         take = broker.store.append
 
         def late(unit: Any, durability: Any) -> Any:
             appended = take(unit, durability)
-            return appended._replace(done=asyncio.ensure_future(stuck.wait()))
+            return appended._replace(done=asyncio.ensure_future(wait()))
 
         monkeypatch.setattr(broker.store, "append", late)
 
