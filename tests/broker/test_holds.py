@@ -8,7 +8,7 @@ import logging
 import msgspec
 import pytest
 
-from tests.broker.conftest import NACK, Bench, World
+from tests.broker.conftest import ACK, NACK, Bench, World
 from towline.clock import ManualClock
 from towline.errors import BadName, NotFound
 from towline.protocol.topics import EditTopic
@@ -106,9 +106,10 @@ def test_open_messages_and_an_archive_keep_so_many_bytes_each(disk: World) -> No
         async with disk.open(clock, **given, open_max_bytes=300_000) as bench:
             await moved(bench, 0)
             member = await bench.attach(delays_s=(30 * 86400.0,))
-            await fill(bench, 1)
+            await fill(bench, 6)
+            await bench.act(member, ACK, await bench.pull(member, 5))
             await bench.act(member, NACK, await bench.pull(member, 1))
-            await fill(bench, 40)
+            await fill(bench, 35)
             clock.advance(11)
             for _ in range(3):
                 await bench.broker.maintain()
