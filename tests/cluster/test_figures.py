@@ -10,7 +10,7 @@ import towline
 from tests.cli.conftest import Cli
 from tests.cluster.conftest import Brokers, eventually
 from tests.server.raw_client import RawClient
-from towline.cli.check import OK, WARNING
+from towline.cli.check import CRITICAL, OK, WARNING, _look_at_away
 from towline.client.cluster import merge
 from towline.client.cluster.routing import Outcome
 from towline.protocol.access import GroupFigures, Measured
@@ -37,6 +37,16 @@ def test_check_looks_at_every_broker_of_a_cluster_and_says_which_one_it_is(
         said = cli("check", code=WARNING).text
     who = rf"broker b1 at {re.escape(brokers.address(1))}: open messages of group billing on topic orders"
     assert re.match(rf"WARNING - {who} keep 1\.\d MiB too many, and are dropped at 2", said)
+
+
+def test_a_broker_that_is_away_is_critical_where_nobody_else_has_its_messages(
+    tmp_path: Path, cluster_of: Callable[..., Brokers]
+) -> None:
+    brokers = cluster_of(2).start().wait_for()
+    brokers.kill(1)
+    said = Cli(f"towline://{brokers.address(0)}", tmp_path)("check", code=CRITICAL).text
+    assert said == f"CRITICAL - broker b1 at {brokers.address(1)} does not answer\n"
+    assert [one.level for one in _look_at_away({"store": "mysql", "away": ["b1 at 10.0.0.1:7400"]})] == [WARNING]
 
 
 def test_a_group_is_as_near_to_its_limits_as_at_the_worst_of_its_brokers() -> None:

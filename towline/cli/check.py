@@ -13,7 +13,7 @@ from towline.cli.times import Duration
 from towline.errors import TowlineError
 from towline.model import PRIVATE
 from towline.protocol.access import GroupFigures, Measured
-from towline.protocol.figures import NEAREST
+from towline.protocol.figures import AWAY, NEAREST
 from towline.protocol.groups import NEARLY_FULL
 
 __all__ = ["check"]
@@ -75,6 +75,7 @@ def check(
             "dead": (warn_dead, crit_dead),
         }
         findings = [
+            *_look_at_away(measured.broker),
             *_look_at_retention(measured.broker),
             *_look_at_lag(measured.broker),
             *_look_at_snapshots(measured.broker),
@@ -95,6 +96,12 @@ def _at(broker: dict[str, Any], limit: str) -> str:
     """Of several brokers, the one that is nearest to this limit."""
     name = broker.get(NEAREST, {}).get(limit, "")
     return f"broker {name}: " if name else ""
+
+
+def _look_at_away(broker: dict[str, Any]) -> list[Finding]:
+    """On a database others have its topics."""
+    level = WARNING if broker.get("store") == "mysql" else CRITICAL
+    return [Finding(level, f"broker {name} does not answer") for name in broker.get(AWAY, ())]
 
 
 def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["NEAREST", "nearest"]
+__all__ = ["AWAY", "NEAREST", "nearest"]
 
 Figures = Mapping[str, Any]
 
+AWAY: Final = "away"
+"""Of brokers together: those that did not answer, and of which nothing is in the figures."""
 NEAREST: Final = "nearest"
 """Of brokers together: by limit, the one whose figures these are."""
 

@@ -9,10 +9,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from towline.client.cluster.routing import Outcome, last_expiry_s, merge_figures, merge_outcomes
-from towline.errors import Conflict
+from towline.errors import Conflict, Unavailable
 from towline.model import TopicConfig
 from towline.protocol.access import Measured
 from towline.protocol.cluster import ClientState
+from towline.protocol.figures import AWAY
 from towline.protocol.monitor import (
     GROUP_ORDERS,
     TOPIC_ORDERS,
@@ -134,10 +135,14 @@ def join_pulses(outcomes: Sequence[Outcome[Pulsed]]) -> Pulsed:
 
 def join_figures(outcomes: Sequence[Outcome[Measured]]) -> Measured:
     found = merge_outcomes(outcomes, "asking", catch_up=True)
-    names = [f"{one.broker.name} at {one.broker.address}" for one in outcomes if one.error is None]
+    names = {f"{one.broker.name} at {one.broker.address}": one.error for one in outcomes}
+    there = [name for name, error in names.items() if error is None]
+    figures = merge_figures([one.broker for one in found], there) if found[0].broker else {}
+    if away := [name for name, error in names.items() if isinstance(error, Unavailable)]:
+        figures[AWAY] = away
     return Measured(
         max(one.at_us for one in found),
-        merge_figures([one.broker for one in found], names) if found[0].broker else {},
+        figures,
         _summed((row for one in found for row in one.topics), lambda row: row.topic),
         _summed((row for one in found for row in one.groups), lambda row: (row.topic, row.group)),
     )
