@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
+from towline.cli.check import _look_at_holds
 from towline.clock import ManualClock
 from towline.errors import BadName, NotFound
 from towline.protocol.topics import EditTopic
@@ -84,13 +85,27 @@ def test_a_hold_keeps_no_more_than_so_many_bytes_where_only_their_age_asks_for_i
         async with disk.open(clock, **given) as bench:
             await moved(bench, 0)
             await fill(bench, 8)
+            assert bench.broker.figures()["retention_hold_s"] == 0
             clock.advance(11)
             assert await first_after_maintenance(bench) == 0, "there is room"
+            clock.advance(5)
+            figures = bench.broker.figures()
+            assert (figures["retention_hold_s"], figures["retention_hold_by"]) == (5, "archive")
+            assert 200_000 < figures["retention_hold_bytes"] < 300_000
+            [finding] = _look_at_holds(figures)
+            assert finding.text.startswith("retention waits for archive, which keeps 2")
+            [finding] = _look_at_holds(figures | {"retention_hold_s": 200_000.0, "retention_hold_bytes": 0})
+            assert finding.text == "retention waits for archive since 200000s, and goes on in 59200s"
             await fill(bench, 22)
             assert await first_after_maintenance(bench) == 0, "they are young"
             clock.advance(11)
             first = await first_after_maintenance(bench)
             assert 20 <= first < 25, "as much as the bound asks for, and no more"
+            await moved(bench, 1_000)
+            await bench.broker.maintain()
+            figures = bench.broker.figures()
+            assert (figures["retention_hold_s"], figures["retention_hold_bytes"]) == (0, 0)
+            assert _look_at_holds(figures) == []
 
     with caplog.at_level(logging.ERROR, "towline.broker"):
         asyncio.run(main())

@@ -32,6 +32,7 @@ def quiet() -> dict[str, Any]:
         ("retention", {"retention_held_s": 50_000.0, "retention_held_by": "group g on topic t"}),
         ("retention", {"retention_held_bytes": 9 << 30, "retention_held_by": "group g on topic t"}),
         ("retention", {"retention_held_s": 5.0, "retention_held_max_s": 6.0}),
+        ("holds", {"retention_hold_s": 150_000.0, "retention_hold_by": "archive"}),
         ("dedup", {"dedup_kept_s": 20.0}),
         ("dedup", {"dedup_kept_s": 500.0, "dedup_window_s": 1200.0}),
         ("lag", {"loop_lag_s": 2.0, "loop_lag_by": "counting stars"}),

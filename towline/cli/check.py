@@ -77,6 +77,7 @@ def check(
         findings = [
             *_look_at_away(measured.broker),
             *_look_at_retention(measured.broker),
+            *_look_at_holds(measured.broker),
             *_look_at_lag(measured.broker),
             *_look_at_snapshots(measured.broker),
             *_look_at_dedup(measured.broker),
@@ -116,6 +117,20 @@ def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:
     if held_bytes and 2 * held_bytes >= most_bytes:
         text = f"{_at(broker, 'retention')}{who} keep {size(held_bytes)} too many"
         found.append(Finding(WARNING, f"{text}, and are dropped at {size(most_bytes)}"))
+    return found
+
+
+def _look_at_holds(broker: dict[str, Any]) -> list[Finding]:
+    """The same for whoever retention waits for, such as an archive whose job does not run."""
+    held_s, most_s = broker.get("retention_hold_s", 0), broker.get("retention_hold_max_s", 0)
+    held_bytes, most_bytes = broker.get("retention_hold_bytes", 0), broker.get("retention_hold_max_bytes", 0)
+    found, who = [], f"{_at(broker, 'holds')}retention waits for {broker.get('retention_hold_by', '')}"
+    if held_s and 2 * held_s >= most_s:
+        left = span(round(max(most_s - held_s, 0)))
+        found.append(Finding(WARNING, f"{who} since {span(round(held_s))}, and goes on in {left}"))
+    if held_bytes and 2 * held_bytes >= most_bytes:
+        text = f"{who}, which keeps {size(held_bytes)} too many, and goes on at {size(most_bytes)}"
+        found.append(Finding(WARNING, text))
     return found
 
 

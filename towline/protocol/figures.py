@@ -19,24 +19,19 @@ def _of(value: str, most: str) -> Callable[[Figures], float]:
     return lambda figures: figures.get(value, 0.0) / max(figures.get(most, 0.0), 1e-9)
 
 
-def _load_of_retention(figures: Figures) -> float:
-    return max(
-        _of("retention_held_s", "retention_held_max_s")(figures),
-        _of("retention_held_bytes", "retention_held_max_bytes")(figures),
-    )
+def _either(values: str) -> Callable[[Figures], float]:
+    """By time or by bytes."""
+    loads = [_of(f"{values}_{unit}", f"{values}_max_{unit}") for unit in ("s", "bytes")]
+    return lambda figures: max(load(figures) for load in loads)
+
+
+def _retention(values: str) -> tuple[Callable[[Figures], float], Sequence[str]]:
+    return _either(values), [f"{values}_{name}" for name in ("s", "max_s", "bytes", "max_bytes", "by")]
 
 
 _LIMITS: Final[Mapping[str, tuple[Callable[[Figures], float], Sequence[str]]]] = {
-    "retention": (
-        _load_of_retention,
-        (
-            "retention_held_s",
-            "retention_held_max_s",
-            "retention_held_bytes",
-            "retention_held_max_bytes",
-            "retention_held_by",
-        ),
-    ),
+    "retention": _retention("retention_held"),
+    "holds": _retention("retention_hold"),
     "dedup": (_of("dedup_window_s", "dedup_kept_s"), ("dedup_kept_s", "dedup_window_s", "dedup_max_ids")),
     "lag": (_of("loop_lag_s", ""), ("loop_lag_s", "loop_lag_by")),
     "snapshots": (_of("snapshot_age_s", "snapshot_every_s"), ("snapshot_s", "snapshot_age_s", "snapshot_every_s")),

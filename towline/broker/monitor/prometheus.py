@@ -79,6 +79,18 @@ BROKER: Final = (
         "Open messages that retention waited for in vain, and dropped.",
         "retention_dropped_open",
     ),
+    (
+        "towline_retention_hold_seconds",
+        "gauge",
+        "For how long retention has waited for an archive, or who else has a hold.",
+        "retention_hold_s",
+    ),
+    (
+        "towline_retention_hold_bytes",
+        "gauge",
+        "Bytes that should be gone by their age, or by the size of the store, but for a hold.",
+        "retention_hold_bytes",
+    ),
     ("towline_groups_expiring", "gauge", "Groups that are removed soon, because nobody uses them.", "groups_expiring"),
     ("towline_groups_removed_total", "counter", "Groups removed because nobody used them.", "groups_removed"),
     ("towline_delayed_delivered_total", "counter", "Delayed messages that were delivered.", "delayed_delivered"),

@@ -3,7 +3,7 @@
 A hold has a name in the settings (`holds`) and a small document in the store, `hold-NAME.json`, in which whoever it is
 for says how far they have come, by stream: by a request (`MoveHold`), or as a file in the folder itself. Retention
 keeps what comes behind that; but not for longer, and not for more, than `hold_max_s` and `hold_max_bytes` say, so that
-a job that died cannot fill the disk. Both are told in the log.
+a job that died cannot fill the disk. Both are told in the log, and that it waits by metrics and `towline check`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ log = logging.getLogger("towline.broker")
 
 KINDS: Final = ("lane/", "pull/", "dead/", "own/")
 REMIND_S: Final = 3600.0
+NEVER: Final = -1.0
 
 
 class Hold(msgspec.Struct):
@@ -45,6 +46,19 @@ class Holds:
         self.max_us = round(settings.hold_max_s * SECOND_US)
         self.max_bytes = settings.hold_max_bytes
         self._reminded: dict[str, float] = {}
+        self._since_s = NEVER
+        self._bytes = 0
+
+    def figures(self) -> dict[str, object]:
+        """For how long retention has waited by now, and how much that keeps."""
+        waited_s = 0.0 if self._since_s == NEVER else self._clock.steady_s() - self._since_s
+        return {
+            "retention_hold_s": round(waited_s, 3),
+            "retention_hold_max_s": self.max_us / SECOND_US,
+            "retention_hold_bytes": self._bytes,
+            "retention_hold_max_bytes": self.max_bytes,
+            "retention_hold_by": ", ".join(self._names),
+        }
 
     async def pins(self) -> dict[str, int]:
         """By stream, the first record that somebody has still to come to."""
@@ -78,9 +92,14 @@ class Holds:
             self._remind(name, f"hold-{name}.json cannot be read, so that retention waits for all of it: {error}")
             return None
 
-    def waits(self, why: str) -> None:
+    def waits(self, why: str, kept_bytes: int) -> None:
         """Retention could not do all it should."""
+        self._since_s = self._clock.steady_s() if self._since_s == NEVER else self._since_s
+        self._bytes = kept_bytes
         self._remind("", f"retention waits for {', '.join(self._names)}: {why}; is the job running?")
+
+    def waits_no_more(self) -> None:
+        self._since_s, self._bytes = NEVER, 0
 
     def broke(self, what: str) -> None:
         """It could not wait any longer."""

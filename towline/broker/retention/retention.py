@@ -74,7 +74,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     trimmed = await store.retain(longest_us, max_bytes, both)
     freed, aged_bytes = trimmed.bytes_freed, trimmed.aged_bytes
     if any(stream in held and held[stream] < needs.get(stream, held[stream] + 1) for stream in trimmed.holders):
-        holds.waits(trimmed.held_back)
+        holds.waits(trimmed.held_back, max(trimmed.surplus_bytes, aged_bytes))
         longer_us = longest_us and longest_us + holds.max_us
         most = more = max_bytes and max_bytes + holds.max_bytes
         if aged_bytes > holds.max_bytes:
@@ -89,6 +89,8 @@ async def retain(  # noqa: PLR0917 all of it says what may go
         )
         if trimmed.bytes_freed:
             holds.broke(f"{trimmed.bytes_freed:,} bytes were")
+    else:
+        holds.waits_no_more()
     await _tell_groups(topics.values(), anew=bool(freed))
     if freed:
         log.info("retention freed %d bytes", freed)
