@@ -342,6 +342,30 @@ def test_what_is_younger_than_retention_says_stays_whatever_it_keeps(disk: World
     asyncio.run(main())
 
 
+def test_what_something_else_keeps_as_well_does_not_count(disk: World, clock: ManualClock) -> None:
+    async def main() -> None:
+        disk.store_clock = clock
+        async with disk.open(clock, **SMALL | {"open_max_bytes": MIB}) as bench:
+            waiting = await bench.attach("slow", delays_s=(30 * 86400.0,))
+            await bench.send("slow", b"open")
+            await bench.act(waiting, NACK, await bench.pull(waiting))
+            member = await bench.attach(max_attempts=1, dead_retention_s=30 * 86400.0)
+            await bench.send("orders", b"dead")
+            await bench.act(member, NACK, await bench.pull(member))
+            await bench.broker.groups.buried("orders", "billing")
+            for _ in range(40):
+                await bench.send("other", bytes(200_000))
+            clock.advance(700)
+            await maintain(bench)
+            assert size_of(bench) > 7 * MIB, "the dead letter keeps nearly all of it"
+            assert bench.broker.group_state("slow", "billing").retrying == 1
+            figures = bench.broker.figures()
+            assert figures["retention_held_bytes"] <= 64 << 10
+            assert 90 < figures["retention_held_s"] < 110
+
+    asyncio.run(main())
+
+
 def test_a_line_of_the_log_names_a_few_of_many_messages_that_are_gone(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from towline.frame import Frame
 from towline.frame.search import find_key
 from towline.model import Durability
 from towline.store.eras import Eras, Times
-from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed, kind_of
+from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed, kind_of, lowest
 
 __all__ = ["MemoryStore"]
 
@@ -211,11 +211,14 @@ class MemoryStore:
             self._floors[kind] = max(found.end, self._floor(stream))
             del self._streams[stream]
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         self._check_open()
         if self._eras.is_ahead(self._clock.now_us()):
             # What is old is to go though nothing follows it.
             self._begin_era(self._clock.now_us())
+        pins = lowest(pinned, lenient or {})
         times = self.times
         oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0
@@ -232,11 +235,13 @@ class MemoryStore:
             too_old = _time_of(times, kept[index]) < oldest_us
             if not too_old and surplus_bytes <= 0:
                 break
-            if name in pinned and pinned[name] < chunk.first + chunk.count:
-                held_back = held_back or f"record {pinned[name]} of stream {name} is still needed"
+            pin = pins.get(name)
+            if pin is not None and pin < chunk.first + chunk.count:
+                held_back = held_back or f"record {pin} of stream {name} is still needed"
                 held_too_old = held_too_old or too_old
+                until = pinned.get(name, self._streams[name].end)
                 aged = takewhile(lambda one: _time_of(times, one) < oldest_us, islice(kept, index, None))
-                aged_bytes += sum(len(one.chunk.frame) for one in aged)
+                aged_bytes += sum(len(one.chunk.frame) for one in aged if one.chunk.first + one.chunk.count <= until)
                 holders.append(name)
                 heapq.heappop(heads)
                 continue

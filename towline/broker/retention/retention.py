@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from towline.broker.schedule.delivered_ids import trim_arrivals
 from towline.clock import SECOND_US, Clock, TimeSlice
+from towline.store import lowest
 
 if TYPE_CHECKING:
     from towline.broker.retention.holds import Holds
@@ -69,10 +70,10 @@ async def retain(  # noqa: PLR0917 all of it says what may go
             await trim_arrivals(store, topic)
     max_bytes = settings.retention_bytes
     # Open messages come last: they are given up only where nothing else keeps the same file.
-    needs = {**letters, **await needed(), **pins}
-    both = needs | {stream: min(at, needs.get(stream, at)) for stream, at in held.items()}
-    trimmed = await store.retain(longest_us, max_bytes, both)
+    firm = {**letters, **await needed()}
+    trimmed = await store.retain(longest_us, max_bytes, firm, lowest(pins, held))
     freed, aged_bytes = trimmed.bytes_freed, trimmed.aged_bytes
+    needs = lowest(firm, pins)
     if any(stream in held and held[stream] < needs.get(stream, held[stream] + 1) for stream in trimmed.holders):
         holds.waits(trimmed.held_back, max(trimmed.surplus_bytes, aged_bytes))
         longer_us = longest_us and longest_us + holds.max_us
@@ -80,7 +81,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
         if aged_bytes > holds.max_bytes:
             by_age = max(trimmed.size_bytes - aged_bytes + holds.max_bytes, 1)
             most = min(more or by_age, by_age)
-        trimmed = await store.retain(longer_us, most, {**letters, **await needed(), **pins})
+        trimmed = await store.retain(longer_us, most, {**letters, **await needed()}, pins)
         freed += trimmed.bytes_freed
         aged_bytes -= trimmed.bytes_freed
         trimmed = trimmed._replace(

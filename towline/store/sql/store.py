@@ -15,7 +15,7 @@ from towline.clock import SYSTEM, Clock, TimeSlice
 from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
 from towline.model import Durability
 from towline.store.eras import ERAS, Era, Eras, Times, decode_eras, encode_eras
-from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
+from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of, lowest
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.ownership import Lease, release
 from towline.store.sql.read.range_reader import FrameReader
@@ -270,7 +270,9 @@ class SqlStore:
             freed = found.size_bytes if everything else await freed_by(self.database, found, before)
             await self._trim([Trim(found, before, freed)])
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         self._check_writable()
         async with self._trimming:
             if self._eras.is_ahead(self._clock.now_us()):
@@ -280,23 +282,27 @@ class SqlStore:
                 await self._submit(job)
             streams = [stream for stream in self._streams if stream.first < stream.end]
             times = self.times
+            pins = lowest(pinned, lenient or {})
             planned = await plan(
-                self.database, streams, times=times, max_age_us=max_age_us, max_bytes=max_bytes, pinned=pinned
+                self.database, streams, times=times, max_age_us=max_age_us, max_bytes=max_bytes, pinned=pins
             )
             if planned.trims:
                 await self._trim(planned.trims)
             freed = sum(trim.freed_bytes for trim in planned.trims)
-            aged_bytes = await self._aged_bytes(planned.holders, times.now_us - max_age_us, times) if max_age_us else 0
+            aged_bytes = 0
+            if max_age_us:
+                aged_bytes = await self._aged_bytes(planned.holders, pinned, times.now_us - max_age_us, times)
             size_bytes = sum(stream.size_bytes for stream in streams)
             return Trimmed(freed, planned.held_back, planned.holders, planned.surplus_bytes, aged_bytes, size_bytes)
 
-    async def _aged_bytes(self, holders: Sequence[str], before_us: int, times: Times) -> int:
-        """About how many bytes of these were appended before that time: by the share of their records."""
+    async def _aged_bytes(self, holders: Sequence[str], pinned: Mapping[str, int], before_us: int, times: Times) -> int:
+        """About how many bytes of these, before what is pinned, were appended before that time: by the share of their
+        records."""
         found = [stream for name in holders if (stream := self._streams.get(name)) and stream.first < stream.end]
         total = 0
         for stream in heapq.nlargest(_WEIGHED_MAX, found, key=lambda one: one.size_bytes):
-            until = await self._reader.locate_time(stream, before_us, times)
-            total += stream.size_bytes * (until - stream.first) // (stream.end - stream.first)
+            until = min(await self._reader.locate_time(stream, before_us, times), pinned.get(stream.name, stream.end))
+            total += stream.size_bytes * max(until - stream.first, 0) // (stream.end - stream.first)
         return total
 
     async def _trim(self, trims: list[Trim]) -> None:
