@@ -64,7 +64,7 @@ BOUNDS: dict[str, str] = {
     """,
     "connections over HTTP: 1,000, and a page each": """
         connection_limit.ConnectionLimit._visitors
-        console.HttpServer._connections
+        console.HttpServer._connections console.SearchTurns._own
         console.Session.pages
     """,
     "callers of REST: 200, and what each may have at a time": """
@@ -139,7 +139,7 @@ BOUNDS: dict[str, str] = {
         delivery.Publications.sinks delivery.Publications.staged
         delivery.Schedule.answers delivery.Schedule.floors
         delivery.Slot.cancelled
-        delivery.SettledPulls delivery.SettledPulls.robbed
+        delivery.SettledPulls delivery.SettledPulls.reduced
         delivery.Transactions._due delivery.Transactions.finished
         delivery.Transactions.open
         console.Limiter._failed console.Sessions._sessions
@@ -176,15 +176,15 @@ BOUNDS: dict[str, str] = {
         broker.Consumers._deserted
         broker.Dispatcher._waiters broker.Dispatcher._watching
         broker.Dispatcher.copying broker.Dispatcher.members
-        broker.PrefixSubscriptions._fans
+        broker.PrefixSubscriptions._subscriptions
         broker.Handbacks._under_way
         broker.Member.held
         broker.Passwords._changing broker.Passwords._looking
-        broker.Staging._coming broker.Staging._locks
+        broker.Staging._coming
         broker.Pulls._takers broker.Pulls._tasks
         broker.Meter.holders
         broker.RegistryTable._there broker.RegistryTable._written
-        broker.PreparedTransactions._turns
+        broker.Turns._locks
         broker.FairExecutor._busy broker.FairExecutor._waiting
         console.Limiter._under_way
     """,
@@ -242,7 +242,7 @@ BOUNDS: dict[str, str] = {
         broker.Dispatcher.counts delivery.Group.counters
         broker.AnswerBudget.reads
         broker.LoopLag._before broker.LoopLag._longest broker.LoopLag._remind_s
-        broker.LoopLag._untold
+        broker.LoopLag._unreported
         broker.MetricsServer._hosts broker.Webhooks._hosts broker.Webhooks._networks
         broker.Holds._names broker.Holds._reminded broker.LoginAttempts._gateways
         broker.OverdueMessages._reminded
@@ -252,7 +252,7 @@ BOUNDS: dict[str, str] = {
 }
 
 FILLS: dict[str, str] = {
-    "tests/broker/test_bounds.py::test_a_table_holds_no_more_than_its_limit": """
+    "test_a_table_holds_no_more_than_its_limit": """
         alarms.RuleBook.changes alarms.RuleBook.rules alarms.Watch.active
         broker.AuditLog._recent broker.Guard._decided broker.LoginAttempts._by_name broker.LoginAttempts._by_origin
         broker.ShardHomes._lower broker.TimeSeries._groups
@@ -260,96 +260,96 @@ FILLS: dict[str, str] = {
         delivery.Publications.sinks delivery.SettledPulls
         delivery.Transactions._due delivery.Transactions.finished delivery.Transactions.open
     """,
-    "tests/broker/test_bounds.py::test_right_passwords_are_remembered_up_to_a_limit": "broker.Passwords._right",
-    "tests/broker/test_bounds.py::test_a_cluster_knows_a_limited_number_of_brokers": "broker.Membership.nodes",
-    "tests/broker/test_bounds.py::test_topics_that_no_broker_has_are_not_remembered_for_ever": "broker.Topics._asked",
-    "tests/broker/test_bounds.py::test_backups_at_a_time_are_limited": "broker.Backups._held",
-    "tests/broker/test_bounds.py::test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited": """
+    "test_right_passwords_are_remembered_up_to_a_limit": "broker.Passwords._right",
+    "test_a_cluster_knows_a_limited_number_of_brokers": "broker.Membership.nodes",
+    "test_topics_that_no_broker_has_are_not_remembered_for_ever": "broker.Topics._asked",
+    "test_backups_at_a_time_are_limited": "broker.Backups._held",
+    "test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited": """
         broker.PrefixSubscription._pulls broker.PrefixSubscriptions._away
     """,
-    "tests/broker/test_bounds.py::test_frames_at_hand_and_events_that_are_late_are_few": """
+    "test_frames_at_hand_and_events_that_are_late_are_few": """
         broker.Lane._recent broker.PullLog._late
     """,
-    "tests/broker/test_fills.py::test_staged_records": "delivery.Publications.staged",
-    "tests/broker/test_fills.py::test_answers_to_those_who_cancelled": "delivery.Schedule.answers",
-    "tests/broker/test_fills.py::test_how_often_the_clock_was_set_back": "delivery.Schedule.floors",
-    "tests/broker/test_fills.py::test_how_often_the_clock_of_a_store_was_wrong": "store.Eras._eras",
-    "tests/broker/test_fills.py::test_cancelled_messages": "delivery.Slot.cancelled",
-    "tests/broker/test_fills.py::test_units_of_delayed_messages_under_way": "broker.Scheduler._under_way",
-    "tests/broker/test_fills.py::test_rules_of_access": "broker.AccountStore.rules",
-    "tests/broker/test_fills.py::test_users_and_tokens": "broker.AccountStore.tokens broker.AccountStore.users",
-    "tests/broker/test_fills.py::test_notices_of_alarms": """
+    "test_staged_records": "delivery.Publications.staged",
+    "test_answers_to_those_who_cancelled": "delivery.Schedule.answers",
+    "test_how_often_the_clock_was_set_back": "delivery.Schedule.floors",
+    "test_how_often_the_clock_of_a_store_was_wrong": "store.Eras._eras",
+    "test_cancelled_messages": "delivery.Slot.cancelled",
+    "test_units_of_delayed_messages_under_way": "broker.Scheduler._under_way",
+    "test_rules_of_access": "broker.AccountStore.rules",
+    "test_users_and_tokens": "broker.AccountStore.tokens broker.AccountStore.users",
+    "test_notices_of_alarms": """
         broker.AlarmMonitor._notices broker.AlarmMonitor._told
         broker.AlarmMonitor._under_way broker.AlarmMonitor._waiting
     """,
-    "tests/broker/test_fills.py::test_groups_that_expired": "broker.GroupExpiry._removed",
-    "tests/broker/test_fills.py::test_news_of_a_prefix": "broker.PrefixSubscription._news",
-    "tests/broker/test_fills.py::test_metrics_by_who_reads_them": "broker.MetricsServer._known",
-    "tests/broker/test_fills.py::test_lost_records_that_were_reported": "store.StreamReader._reported",
-    "tests/broker/test_fills.py::test_statements_that_were_compiled": "store._COMPILED",
-    "tests/broker/test_fills.py::test_queries_of_tables_that_are_ready": "store._QUERIES",
-    "tests/broker/test_fills.py::test_requests_of_a_connection": "broker.Session._tasks",
-    "tests/broker/test_fills.py::test_pulls_of_which_something_was_taken": "delivery.SettledPulls.robbed",
-    "tests/broker/test_fills.py::test_frames_of_a_database_at_hand": """
+    "test_groups_that_expired": "broker.GroupExpiry._removed",
+    "test_news_of_a_prefix": "broker.PrefixSubscription._news",
+    "test_metrics_by_who_reads_them": "broker.MetricsServer._known",
+    "test_lost_records_that_were_reported": "store.StreamReader._reported",
+    "test_statements_that_were_compiled": "store._COMPILED",
+    "test_queries_of_tables_that_are_ready": "store._QUERIES",
+    "test_requests_of_a_connection": "broker.Session._tasks",
+    "test_pulls_of_which_something_was_taken": "delivery.SettledPulls.reduced",
+    "test_frames_of_a_database_at_hand": """
         store.FrameCache._chunks store.FrameCache._firsts
     """,
-    "tests/broker/test_fills.py::test_indexes_of_segments_that_are_at_hand": "store.IndexCache._maps",
-    "tests/broker/test_fills.py::test_segments_that_are_open_for_reading": "store.SegmentFiles._open",
-    "tests/broker/test_census.py::test_figures_over_time_take_no_more_than_a_few_megabytes": "broker._Points._values",
-    "tests/access/test_audit_files.py::test_no_more_is_kept_than_a_size_over_many_starts": """
+    "test_indexes_of_segments_that_are_at_hand": "store.IndexCache._maps",
+    "test_segments_that_are_open_for_reading": "store.SegmentFiles._open",
+    "test_figures_over_time_take_no_more_than_a_few_megabytes": "broker._Points._values",
+    "test_no_more_is_kept_than_a_size_over_many_starts": """
         broker.AuditLog._older broker.AuditLog._to_close broker.AuditLog._to_drop
     """,
-    "tests/access/test_logins.py::test_who_logs_in_at_the_console_again_and_again_logs_nobody_else_out": """
+    "test_who_logs_in_at_the_console_again_and_again_logs_nobody_else_out": """
         console.Sessions._sessions
     """,
-    "tests/server/test_too_many.py::test_what_is_over_a_count_is_refused_as_too_many": "broker.Subscriptions",
-    "tests/server/test_too_many.py::test_a_connection_over_the_limit_is_told_so_and_older_clients_try_again": """
+    "test_what_is_over_a_count_is_refused_as_too_many": "broker.Subscriptions",
+    "test_a_connection_over_the_limit_is_told_so_and_older_clients_try_again": """
         broker.ServerState.connections
     """,
-    "tests/frame/test_spare.py::test_there_is_a_limit_to_what_is_kept": "frame.Spare._pieces frame.Spare._room",
-    "tests/sql/test_writing.py::test_more_tables_are_written_than_statements_are_kept": """
+    "test_there_is_a_limit_to_what_is_kept": "frame.Spare._pieces frame.Spare._room",
+    "test_more_tables_are_written_than_statements_are_kept": """
         store.Connection._prepared store.Connection._retired
     """,
-    "tests/sql/test_writing.py::test_the_next_transaction_begins_before_its_turn_and_order_is_kept": """
+    "test_the_next_transaction_begins_before_its_turn_and_order_is_kept": """
         store.Database._idle store.Writer._free store.Writer._turns
     """,
-    "tests/server/test_flow.py::test_a_flood_of_small_requests_without_reading_is_held_back": """
+    "test_a_flood_of_small_requests_without_reading_is_held_back": """
         broker.Connection._backlog broker.Connection._outgoing broker.Connection._queue
     """,
-    "tests/server/test_unread_answers.py::test_readers_that_stand_still_share_one_budget_and_are_cut": """
+    "test_readers_that_stand_still_share_one_budget_and_are_cut": """
         broker.AnswerBudget._shares broker.AnswerShare._answers
     """,
-    "tests/broker/test_answer_budget.py::test_one_who_gives_up_or_is_refused_leaves_nothing_behind": """
+    "test_one_who_gives_up_or_is_refused_leaves_nothing_behind": """
         broker.AnswerBudget._waiting
     """,
-    "tests/broker/test_fills.py::test_frames_on_their_way_to_the_store": """
+    "test_frames_on_their_way_to_the_store": """
         broker.Appender._under_way broker.Lane._pending broker.ServerState._pressed
     """,
-    "tests/broker/test_producers_file.py::test_a_table_is_in_its_parts_whole_and_they_are_few": """
+    "test_a_table_is_in_its_parts_whole_and_they_are_few": """
         broker.TableSnapshot.loose broker.TableSnapshot.parts
     """,
-    "tests/broker/test_producers_file.py::test_documents_that_are_not_named_any_more_are_emptied_and_used_again": """
+    "test_documents_that_are_not_named_any_more_are_emptied_and_used_again": """
         broker.Slots._left broker.Slots._taken broker.Slots.named
     """,
-    "tests/delivery/test_dedup.py::test_an_id_takes_no_more_memory_than_is_said": """
+    "test_an_id_takes_no_more_memory_than_is_said": """
         delivery.Dedup._fresh delivery.Dedup._places
     """,
-    "tests/delivery/test_dedup.py::test_ids_that_come_anew_after_a_purge_are_bounded_as_well": """
+    "test_ids_that_come_anew_after_a_purge_are_bounded_as_well": """
         delivery.Dedup._keys delivery.Dedup._values
     """,
-    "tests/delivery/test_producers.py::test_the_producers_that_were_silent_longest_are_forgotten_first": """
+    "test_the_producers_that_were_silent_longest_are_forgotten_first": """
         delivery.Producers._fresh delivery.Producers._windows delivery._Window.frames delivery._Window.order
     """,
-    "tests/contract/test_store_contract.py::test_a_full_store_refuses_before_it_numbers_and_recovers": """
+    "test_a_full_store_refuses_before_it_numbers_and_recovers": """
         store.Writer._queue store.Writer._syncing store.Writer._waiting store._Stream.kept
     """,
-    "tests/delivery/test_group.py::test_a_group_that_fails_too_much_gets_nothing_new_until_it_has_caught_up": """
+    "test_a_group_that_fails_too_much_gets_nothing_new_until_it_has_caught_up": """
         delivery.PartSet._lanes delivery.Ranges._blocks
         delivery.RetryQueue._dues delivery.RetryQueue._ready delivery.RetryQueue._waiting
     """,
-    "tests/delivery/test_retry.py::test_a_queue_whose_entries_are_all_due_at_another_time_is_full_sooner": """
+    "test_a_queue_whose_entries_are_all_due_at_another_time_is_full_sooner": """
         delivery.RetryQueue._kinds delivery.RetryQueue._numbers
     """,
 }
-"""By the test that fills them beyond it, the containers with a limit of their own. What others hold is bounded by what
-is there, or is stored."""
+"""By the name of the test that fills them beyond it, the containers with a limit of their own. What others hold is
+bounded by what is there, or is stored."""

@@ -1,4 +1,4 @@
-"""`towline dead`: messages that were given up; looking through them, sending them again, letting go of them."""
+"""`towline dead`: dead letters: list, send again, edit, export, drop."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ Number = Annotated[int, Parameter(help="The number of the dead letter, as `towli
 
 PAGE = 1_000
 REASON_SHOWN = 200
+KEY_SHOWN = 1_000
 
 
 Broker = Annotated[
@@ -61,19 +62,20 @@ class Which:
     def letters(
         self, client: Client, topic: str, group: str, *, first: int = 0, resent: bool = False
     ) -> Iterator[DeadLetter]:
+        """Page by page: all of them may be more than fits into memory."""
+        from towline.client.admin.dead_letters import sought
+
         since, until = moment("--since", self.since), moment("--until", self.until)
+        fits = sought(reason=self.reason, key=self.key, since=since, until=until, resent=resent)
         brokers: list[str | None] = [self.broker] if self.broker else [*client.separate_brokers()] or [None]
         for broker in brokers:
             at = first
             while True:
-                page = client.find_dead(
-                    topic, group, reason=self.reason, key=self.key, since=since, until=until,
-                    resent=resent, first=at, limit=PAGE, broker=broker,
-                )  # fmt: skip
-                yield from page
-                if len(page) < PAGE:
+                page = client.dead_letters(topic, group, first=at, max_messages=PAGE, broker=broker)
+                yield from filter(fits, page)
+                if page.next <= at or page.next >= page.end:
                     break
-                at = page[-1].number + 1
+                at = page.next
 
 
 @dead.command
@@ -95,32 +97,36 @@ def ls(
 
     The numbers are what `towline dead resend` takes.
     """
-    shown: list[DeadLetter] = []
+    rows: list[tuple[object, ...]] = []
+    more = ""
     with connection.connect() as client:
-        for letter in which.letters(client, topic, group, first=first, resent=all_):
-            if len(shown) == limit:
-                note(f"there are more: --first {letter.number}, or a larger --limit")
+        for count, letter in enumerate(which.letters(client, topic, group, first=first, resent=all_)):
+            if count == limit:
+                more = f"there are more: --first {letter.number}, or a larger --limit"
                 break
-            shown.append(letter)
+            if output == "json":
+                print_json(_facts(letter))
+            else:
+                rows.append(_row(letter))
+    if more:
+        note(more)
     if output == "json":
-        for letter in shown:
-            print_json(_facts(letter))
         return
-    rows = [
-        (
-            f"{letter.number}" + (f" @{letter.broker}" if letter.broker else ""),
-            stamp(letter.died_at_us),
-            letter.attempt,
-            letter.origin,
-            letter.key or "",
-            "resent" if letter.resent else "",
-            first_line(letter.reason),
-            preview(letter.body),
-        )
-        for letter in shown
-    ]
     print_table(
         ("#NUMBER", "DIED AT", "#ATTEMPT", "MESSAGE", "KEY", "STATE", "REASON", "BODY"), rows, empty="no dead letters"
+    )
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    return (
+        f"{letter.number}" + (f" @{letter.broker}" if letter.broker else ""),
+        stamp(letter.died_at_us),
+        letter.attempt,
+        letter.origin,
+        (letter.key or "")[:KEY_SHOWN],
+        "resent" if letter.resent else "",
+        first_line(letter.reason),
+        preview(letter.body),
     )
 
 
@@ -316,7 +322,7 @@ def purge(
             raise Usage(f"--before counts at one broker: name it with --broker, one of {', '.join(map(str, brokers))}")
         ends = {one: before if before is not None else _end(client, topic, group, until_s, one) for one in brokers}
         going = 0
-        if dry_run or not yes:  # to be told how many, one must be allowed to read them
+        if dry_run or not yes:  # to get their number, one must be allowed to read them
             letters = {one: Which(broker=one).letters(client, topic, group) for one in brokers}
             going = sum(letter.number < ends[one] for one, some in letters.items() for letter in some)
         if not dry_run:

@@ -1,7 +1,8 @@
-"""Dead letters of a group, the newest first, page by page: of one broker, or of all that keep their own.
+"""Dead letters of a group, the newest first, page by page, cut to what is shown of them: of one broker, or of all that
+keep their own.
 
-Each broker numbers its own letters, so no number says where a page of all of them begins. What is known is where each
-page ended, by broker; whoever turns to a page further on walks there.
+Each broker numbers its own letters, so no number says where a page of all of them begins. The end of each page is
+known, by broker; a page further on is reached by walking there.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ __all__ = ["LetterPages", "name_of", "number_of"]
 
 DIGITS_MAX: Final = 18
 STEP: Final = 1_000
-READ_BYTES: Final = 64 << 20
-"""Bodies that are read for one page, or on the way to it: they are in memory at once."""
+READ_BYTES: Final = 512 << 20
+"""That are read for one page: more takes too long."""
+BODY_KEPT: Final = 1_024
+TEXT_KEPT: Final = 2_000
+HEADERS_KEPT: Final = ("towline-origin", "towline-attempt", "towline-reason", "towline-died-at")
 
 
 def name_of(letter: DeadLetter) -> str:
@@ -31,15 +35,16 @@ def name_of(letter: DeadLetter) -> str:
 
 
 def number_of(name: str) -> int:
-    """The number that a name stands for; it knows its broker. 0 if it is none."""
+    """The number in a name; it knows its broker. 0 if it is none."""
     number, broker = split_broker(name)
     found = int(number) if number.isdigit() and len(number) <= DIGITS_MAX else 0
     return Numbered(found, broker) if broker else found
 
 
 class LetterPages:
-    def __init__(self, mq: Client, topic: str, group: str) -> None:
+    def __init__(self, mq: Client, topic: str, group: str, read_bytes: int = READ_BYTES) -> None:
         self._mq = mq
+        self._read_bytes = read_bytes
         self._topic = topic
         self._group = group
         self._starts: dict[str, int] = {}
@@ -48,7 +53,7 @@ class LetterPages:
         self.total = 0
 
     async def page(self, first: int, limit: int) -> list[DeadLetter]:
-        """So many letters behind the `first` newest ones. The first page looks anew what there is."""
+        """So many letters behind the `first` newest ones. The first page asks for the present end."""
         if not first or not self._untils:
             await self._look()
         at = max(one for one in self._untils if one <= first)
@@ -90,13 +95,13 @@ class LetterPages:
         size = 0
         while first < until:
             page = await self._ask(broker, first, until - first)
-            size += sum(len(one.body) for one in page)
-            if letters and size > READ_BYTES:
+            size += sum(one.size_bytes for one in page)
+            if letters and size > self._read_bytes:
                 raise TooLarge(
                     f"the dead letters of group {self._group} on topic {self._topic} are too large to turn so many "
                     "over at once: look at fewer, or export them"
                 )
-            letters += page
+            letters += map(_cut, page)
             if page.next <= first:
                 break
             first = int(page.next)
@@ -106,6 +111,15 @@ class LetterPages:
         return await self._mq.dead_letters(
             self._topic, self._group, first=first, max_messages=count, max_bytes=max_bytes, broker=broker or None
         )
+
+
+def _cut(letter: DeadLetter) -> DeadLetter:
+    """What lists show of it, and filters look at: a thousand whole ones may not fit into memory."""
+    letter.body = letter.body[:BODY_KEPT]
+    letter.key, letter.shard_key = letter.key and letter.key[:TEXT_KEPT], None
+    headers = letter.headers
+    letter.headers = {name: headers[name][:TEXT_KEPT] for name in HEADERS_KEPT if name in headers}
+    return letter
 
 
 def _newest_first(broker: str, letters: Sequence[DeadLetter]) -> Iterator[tuple[int, str, DeadLetter]]:

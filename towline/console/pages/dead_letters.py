@@ -1,4 +1,4 @@
-"""Dead letters: where they are, why they died, and sending them again, as they are or mended."""
+"""Dead letters: list, reasons, re-send, as they are or changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from towline.console.dead_letters.reasons import Reasons
 from towline.console.dead_letters.resend import Fits, Resend
 from towline.console.layout import View, act, badge, button, console_page, empty, facts, go, head, panel, say
 from towline.console.number_format import many, number, plain
-from towline.console.pages.message import show_body
+from towline.console.pages.message import TEXT_SHOWN, show_body
 from towline.console.widgets.body_view import preview
 from towline.console.widgets.dialogs import confirm, form
 from towline.console.widgets.keyed_list import KeyedList
@@ -28,7 +28,7 @@ REASONS_SHOWN = 8
 COUNT_FIRST_S, COUNT_S, COUNT_EVERY_S = 0.1, 0.2, 0.5
 """Reasons are counted so long before the page is shown, then so long each time, and so often."""
 SIFT_FIRST_S, SIFT_S, SIFT_EVERY_S = 0.2, 0.3, 0.5
-"""The same, of looking for those that fit the filter."""
+"""The same, of the search with a filter."""
 
 GROUPS = [
     Column("group", "Group", "link"),
@@ -148,7 +148,7 @@ class _Letters:
         await self._sift(SIFT_FIRST_S)
 
     async def _sift(self, spend_s: float) -> None:
-        """Some are looked for before the page is shown, the rest after, until enough are found."""
+        """The first search runs before the page is shown, the rest after, until enough are found."""
         sifting = self.sifting
         if sifting is not None:
             await sifting.go_on(self.view.mq, spend_s)
@@ -190,7 +190,7 @@ class _Letters:
         }
 
     async def _reasons(self) -> None:
-        """What they died of. All are counted, however many: some before the page is shown, the rest after."""
+        """The reasons of their deaths. All are counted, however many: some before the page is shown, the rest after."""
         reasons = Reasons(self.topic, self.group)
         await reasons.go_on(self.view.mq, COUNT_FIRST_S)
         if not reasons.counts:
@@ -303,7 +303,7 @@ class _Letters:
 
 
 def _looked_at() -> bool:
-    """A page that was left goes on for some seconds, in case its reader returns; it need not work meanwhile."""
+    """A page that was left lives on for some seconds, in case its reader returns; it need not work meanwhile."""
     viewer = ui.context.client
     return bool(viewer.has_socket_connection)
 
@@ -316,8 +316,9 @@ async def letter_page(view: View) -> None:
     with head(f"Dead letter {name_of(letter)}", f"of group {group} on topic {topic}", crumb=crumb):
         if letter.resent:
             badge("sent again", "good")
-        button("Edit and send …", icon="edit", on_click=lambda: _revise(view, topic, group, letter)).classes("tl-plain")
-        button("Send again", icon="replay", on_click=lambda: _resend(view, topic, group, letter)).classes("tl-main-act")
+        # Of the letter the page keeps no more than it shows.
+        button("Edit and send …", icon="edit", on_click=lambda: _revise(view, topic, group)).classes("tl-plain")
+        button("Send again", icon="replay", on_click=lambda: _resend(view, topic, group)).classes("tl-main-act")
     with ui.element("div").classes("tl-note bad"):
         ui.label(plain(letter.reason) or "No reason was given.")
     with ui.element("div").classes("tl-grid2"):
@@ -330,7 +331,7 @@ async def letter_page(view: View) -> None:
             facts(
                 [
                     ("Was", letter.origin or "–"),
-                    ("Key", plain(letter.key or "–")),
+                    ("Key", plain((letter.key or "–")[:TEXT_SHOWN])),
                     ("Attempts", str(letter.attempt)),
                     ("Died", view.moment(letter.died_at_us, exact=True)),
                 ]
@@ -341,17 +342,24 @@ async def letter_page(view: View) -> None:
             if own:
                 with ui.element("h3"):
                     ui.label("Headers")
-                facts((plain(name)[:200], plain(value)[:2000]) for name, value in list(own.items())[:100])
+                facts((plain(name)[:200], plain(value)[:TEXT_SHOWN]) for name, value in list(own.items())[:100])
     if not letter.origin:
         empty("help_outline", "Its origin is not known")
 
 
-async def _resend(view: View, topic: str, group: str, letter: DeadLetter) -> None:
-    if await act(view.mq.resend(topic, group, [letter.number]), "It was sent again"):
-        go(f"/dead/{topic}/{group}/{name_of(letter)}")
+async def _resend(view: View, topic: str, group: str) -> None:
+    name = view.part("number")
+    if await act(view.mq.resend(topic, group, [number_of(name)]), "It was sent again"):
+        go(f"/dead/{topic}/{group}/{name}")
 
 
-def _revise(view: View, topic: str, group: str, letter: DeadLetter) -> None:
+async def _revise(view: View, topic: str, group: str) -> None:
+    name = view.part("number")
+    try:
+        letter = await view.mq.dead_letter(topic, group, number_of(name))
+    except TowlineError as error:
+        say(str(error), bad=True)
+        return
     try:
         text: str | None = letter.body.decode("utf-8") if len(letter.body) <= 64 << 10 else None
     except UnicodeDecodeError:
@@ -360,10 +368,10 @@ def _revise(view: View, topic: str, group: str, letter: DeadLetter) -> None:
     async def save() -> bool:
         changed = (body.value or "").encode() if text is not None else None
         done = await act(
-            view.mq.revise(topic, group, letter.number, body=changed, key=key.value or ""), "It was sent again"
+            view.mq.revise(topic, group, number_of(name), body=changed, key=key.value or ""), "It was sent again"
         )
         if done:
-            go(f"/dead/{topic}/{group}/{name_of(letter)}")
+            go(f"/dead/{topic}/{group}/{name}")
         return done
 
     about = "The letter itself stays as it is; what you send goes to its group alone."

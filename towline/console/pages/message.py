@@ -1,4 +1,4 @@
-"""One message: what it holds, where it stands in each group, and all that happened to it."""
+"""One message: its contents, its status in each group, and its life."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from towline.client.admin.trace import GroupTrace, Step
 from towline.client.consume.message import Message
 from towline.console.layout import View, badge, button, console_page, empty, facts, go, head, panel, say
 from towline.console.number_format import plain, size
-from towline.console.widgets.body_view import Form, guess, render
+from towline.console.widgets.body_view import HEAD_BYTES, Form, guess, render
 from towline.console.widgets.dialogs import confirm
 from towline.errors import TowlineError
 
-__all__ = ["message_page", "show_body"]
+__all__ = ["TEXT_SHOWN", "message_page", "show_body"]
 
+TEXT_SHOWN = 2_000
 _TONES = {"SUCCESS": "good", "DEAD": "bad", "FAIL": "warn", "RUNNING": "accent"}
 _STEPS = {
     "pulled": ("delivered", "accent"), "acked": ("acknowledged", "good"), "failed": ("failed", "warn"),
@@ -26,19 +27,20 @@ _STEPS = {
 
 
 def show_body(body: bytes, download: str) -> None:
-    """A body in the form that suits it, with a choice of others."""
+    """A body in the form that suits it, with a choice of others. The page keeps no more of it than it shows."""
     chosen: Form = guess(body)
+    length, start = len(body), body[:HEAD_BYTES]
     with ui.element("div").classes("tl-row"):
         forms = ui.toggle({"json": "JSON", "text": "Text", "hex": "Hex"}, value=chosen).props(
             "dense no-caps unelevated"
         )
-        ui.label(size(len(body))).classes("tl-sub tl-grow")
+        ui.label(size(length)).classes("tl-sub tl-grow")
         ui.link("Download", download).classes("tl-sub")
     text = ui.label("").classes("tl-pre").mark("body")
     left = ui.label("").classes("tl-sub")
 
     def show(form: Form) -> None:
-        shown, rest = render(body, form)
+        shown, rest = render(start, form, length)
         text.text, left.text = shown or "(empty)", rest
         text.classes(add="hex") if form == "hex" else text.classes(remove="hex")
 
@@ -50,13 +52,13 @@ def show_body(body: bytes, download: str) -> None:
 async def message_page(view: View) -> None:
     topic, asked = view.part("topic"), f"{view.part('topic')}/{view.part('lane')}/{view.part('seq')}"
     trace = await view.mq.trace(asked)
-    # One that was delayed is shown where it is now.
+    # A delayed one is shown where it is now.
     message, name = trace.message, trace.id if trace.delay_id else asked
     _, lane, number = name.split("/")
     waited = f"It waited as {asked}" if trace.delay_id else ""
     with head(name, waited, crumb=(topic, f"/messages?topic={topic}&lane={lane}")):
         if message is not None:
-            button("Send again", icon="replay", on_click=lambda: _again(view, message)).classes("tl-plain")
+            button("Send again", icon="replay", on_click=lambda: _again(view, name)).classes("tl-plain")
     with ui.element("div").classes("tl-grid2"):
         with panel("Body"):
             if trace.hidden:
@@ -83,7 +85,7 @@ async def message_page(view: View) -> None:
 
 def _about(view: View, message: Message) -> list[tuple[str, str]]:
     return [
-        ("Key", plain(message.key or "–")),
+        ("Key", plain((message.key or "–")[:TEXT_SHOWN])),
         ("Priority", message.priority),
         ("Appended", view.moment(message.appended_at_us, exact=True)),
         ("Produced", view.moment(message.produced_at_us, exact=True)),
@@ -98,7 +100,7 @@ def _headers(message: Message) -> None:
     if headers:
         with ui.element("h3"):
             ui.label("Headers")
-        facts((plain(name)[:200], plain(value)[:2000]) for name, value in list(headers.items())[:100])
+        facts((plain(name)[:200], plain(value)[:TEXT_SHOWN]) for name, value in list(headers.items())[:100])
 
 
 def _group(view: View, topic: str, one: GroupTrace) -> None:
@@ -137,12 +139,13 @@ def _step(view: View, topic: str, group: str, step: Step) -> None:
             ui.link(f"dead letter {step.dead}", f"/dead/{topic}/{group}/{step.dead}")
 
 
-async def _again(view: View, message: Message) -> None:
-    text = f"A copy is sent to topic {message.topic}: all its groups get it."
+async def _again(view: View, message_id: str) -> None:
+    text = f"A copy is sent to topic {message_id.partition('/')[0]}: all its groups get it."
     if not await confirm(view, "Send it again?", text, label="Send again", danger=False):
         return
-    headers = {name: value for name, value in message.headers.items() if not name.startswith("towline-")}
     try:
+        message = await view.mq.message(message_id)
+        headers = {name: value for name, value in message.headers.items() if not name.startswith("towline-")}
         receipt = await view.mq.send(
             message.topic, message.body, key=message.key, priority=message.priority, headers=headers or None
         )

@@ -1,4 +1,4 @@
-"""Messages: browsing by time or number, finding by id or key, following live. Nothing of it changes any delivery."""
+"""Messages: browse by time or number, find by id or key, follow live. Nothing of it changes any delivery."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from towline.model import parse_message_id
 __all__ = ["messages_page"]
 
 FOUND_MAX = 200
+KEY_SHOWN = 1_000
 PAGE_BYTES = 2 << 20
 
 COLUMNS = [
@@ -34,7 +35,7 @@ def message_row(view: View, one: Message) -> dict[str, Any]:
     return {
         "id": one.id,
         "message": {"text": f"{one.lane}/{one.seq}", "href": f"/message/{one.id}"},
-        "key": plain(one.key or ""),
+        "key": plain((one.key or "")[:KEY_SHOWN]),
         "body": preview(one.body),
         "size": size(len(one.body)),
         "at": view.moment(one.appended_at_us, exact=True),
@@ -48,7 +49,8 @@ class _Browser:
         self.topic = topic
         self.lane: Any = "middle"
         self.first = 0
-        self.found: list[Message] | None = None
+        self.found: list[dict[str, Any]] | None = None
+        """Rows of what was looked for, instead of the messages of a lane: their bodies are not kept."""
         self.following = False
 
     async def build(self) -> None:
@@ -90,7 +92,7 @@ class _Browser:
 
     async def _fetch(self, query: Query) -> tuple[int, list[dict[str, Any]]]:
         if self.found is not None:
-            shown = self.found[:25]
+            rows = self.found[:25]
             self._said.text = f"{len(self.found):,} found" + (", the oldest are shown" if len(self.found) > 25 else "")
         else:
             page = await self.view.mq.browse(
@@ -100,8 +102,8 @@ class _Browser:
             self.bounds[str(self.lane)] = (page.start, page.end)
             last = shown[-1].seq if shown else self.first
             self._said.text = f"{self.first:,} to {last:,} of {page.start:,} to {max(page.end - 1, page.start):,}"
-        rows = [message_row(self.view, one) for one in reversed(shown)]
-        return len(rows), rows
+            rows = [message_row(self.view, one) for one in shown]
+        return len(rows), rows[::-1]
 
     async def _look(self, lane: str, where: str | None, key: str | None) -> None:
         self.lane = int(lane) if lane.isdigit() else lane
@@ -111,10 +113,12 @@ class _Browser:
             at = (where or "").strip()
             if key:
                 priority = self.lane if isinstance(self.lane, str) else None
-                self.found = await self.view.mq.find(
-                    self.topic, key=key, since=self._time(at) if at and not at.isdigit() else None,
-                    priority=priority, limit=FOUND_MAX,  # type: ignore[arg-type]
-                )  # fmt: skip
+                async with self.view.sessions.searches.turn(self.view.session.key):
+                    found = await self.view.mq.find(
+                        self.topic, key=key, since=self._time(at) if at and not at.isdigit() else None,
+                        priority=priority, limit=FOUND_MAX,  # type: ignore[arg-type]
+                    )  # fmt: skip
+                    self.found = [message_row(self.view, one) for one in found]
             elif at.isdigit():
                 self.first = int(at)
             elif at:

@@ -2,7 +2,8 @@
 
     app.mount("/api", rest_app("towline://127.0.0.1:7400"))
 
-Whoever mounts it also enters `rest.state.lifespan()`, since a mounted application gets no start and stop of its own.
+The application that mounts it also enters `rest.state.lifespan()`, since a mounted application gets no start and stop
+of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from towline.console.rest.docs_page import page
 from towline.console.rest.fields import known_only
 from towline.console.rest.held_leases import TIDY_S, Pulls
 from towline.console.rest.models import Problem
+from towline.console.search_turns import SearchTurns
 from towline.console.security.origin import OwnPagesOnly
 
 __all__ = ["rest_app"]
@@ -68,7 +70,7 @@ _WORDS: Final = {
 
 
 def rest_app(url: str, **options: Any) -> FastAPI:
-    """`options` are those of `towline.aio.connect`, but for who is calling: each caller says so itself."""
+    """`options` are those of `towline.aio.connect`, but for the credentials: each caller brings its own."""
     callers, pulls = Callers(url, options), Pulls()
 
     @asynccontextmanager
@@ -95,8 +97,9 @@ def rest_app(url: str, **options: Any) -> FastAPI:
         responses={status: {"model": Problem, "description": words} for status, words in _WORDS.items()},
     )
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
+    app.state.searches = SearchTurns()
     app.state.hosts = None
-    """If given, those by which callers of a broker without security must name this door."""
+    """If given, the names by which callers of a broker without security must address this door."""
     app.add_exception_handler(errors.TowlineError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -129,13 +132,13 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="towline", Basic realm="towline"'
     if error.retriable:
         headers["Retry-After"] = "1"
-    if (error.retriable or status == 401) and hasattr(request.state, "caller"):
+    if (isinstance(error, errors.Unavailable) or status == 401) and hasattr(request.state, "caller"):
         await request.app.state.callers.forget(request.state.caller)
     return JSONResponse({"error": error.code, "message": str(error)}, status, headers)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """What was given is not repeated: it may be a password."""
+    """The given values are not repeated: one may be a password."""
     assert isinstance(error, RequestValidationError), "it is registered for these only"
     faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:FAULTS_MAX]]
     return JSONResponse({"error": "bad-request", "message": "; ".join(faults)[:2000]}, 422)
@@ -150,12 +153,12 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_bug(request: Request, error: Exception) -> JSONResponse:
-    """Whoever runs this finds the rest in its log."""
+    """The operator finds the rest in its log."""
     return JSONResponse({"error": errors.TowlineError.code, "message": "internal error: see the console's log"}, 500)
 
 
 class _Bounded:
-    """Refuses a body that is too large, as soon as it is, and before anything is made of it."""
+    """Refuses a body that is too large, as soon as it is, and before it is parsed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
 """Leases held for REST callers between their requests.
 
-A caller's consumers are reused from pull to pull. What was not acknowledged when its lease ended is delivered again; so
-is all of it when this process ends.
+A caller's consumers are reused from pull to pull. A message that was not acknowledged when its lease ended is delivered
+again; so are all of them when this process ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONSUMERS_MAX: Final = 16
 """For one caller and group: so many pulls may wait at once."""
 HELD_MAX: Final = 100_000
 HELD_BYTES: Final = 512 << 20
-"""Of their bodies: they are in memory until all of a pull is settled. No caller has more than half of either."""
+"""They are in memory until all of a pull is settled. No caller has more than half of either."""
 TIDY_S: Final = 0.25
 
 Place = tuple[str, str, str]
@@ -48,7 +48,7 @@ class Held:
         self.caller = caller
         self.seat = seat
         self.messages: dict[int, Message] = dict(enumerate(batch))
-        self.size = sum(len(message.body) for message in batch)
+        self.size = batch.lease.size_bytes
         self.deadline_s = deadline_s
 
 
@@ -124,7 +124,7 @@ class Pulls:
         delay: float | None = None,
         dead: bool = False,
     ) -> tuple[int, list[str]]:
-        """Settle messages, durably. How many it were, and which receipts are not good any more."""
+        """Settle messages, durably. Returns how many, and the receipts that are not valid any more."""
         lost: list[str] = []
         touched: dict[int, _Seat] = {}
         count = 0
@@ -149,7 +149,7 @@ class Pulls:
         for seat in touched.values():
             await seat.consumer.flush()
         if not count:
-            await caller.client.access.who_am_i()  # whoever is not let in any more hears that, and not that all is lost
+            await caller.client.access.who_am_i()  # whoever is not let in any more gets that error
         return count, lost
 
     def _let_go(self, name: str, held: Held) -> None:
@@ -158,7 +158,7 @@ class Pulls:
             held.seat.used_s = time.monotonic()
 
     async def tidy(self) -> None:
-        """End the leases that are over, and the consumers that nobody uses."""
+        """End leases whose time is over, and close unused consumers."""
         now_s = time.monotonic()
         for name, held in list(self._held.items()):
             if held.deadline_s <= now_s:
@@ -176,7 +176,7 @@ class Pulls:
                 del self._seats[place]
 
     async def close(self) -> None:
-        """What is not settled goes back at once."""
+        """Unsettled messages go back at once."""
         seats = [seat for some in self._seats.values() for seat in some]
         self._seats.clear()
         self._held.clear()

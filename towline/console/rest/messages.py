@@ -1,4 +1,4 @@
-"""Routes: sending, pulling and settling, looking, tracing."""
+"""Routes: send, pull, settle, browse, trace."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from towline.console.rest.models import (
     shown,
     time,
 )
+from towline.console.search_turns import SearchTurns
 
 __all__ = ["router"]
 
@@ -152,7 +153,7 @@ async def send_many(topic: TopicName, batch: Batch, mq: Mq, durability: Durabili
 
 
 def _runs(messages: list[Outgoing]) -> list[list[Outgoing]]:
-    """Neighbours that can go in one call; what has a delay, limits or a dedup id goes alone."""
+    """Neighbours that can go in one call; a message with a delay, limits or a dedup id goes alone."""
     runs: list[list[Outgoing]] = []
     plain_before = False
     for one in messages:
@@ -228,14 +229,18 @@ def _lane(text: str) -> Literal["high", "middle", "low"] | int:
 @router.get("/topics/{topic}/find", summary="Find messages by key and time")
 async def find(
     topic: TopicName,
-    mq: Mq,
+    who: Who,
+    request: Request,
     *,
     key: Annotated[str | None, Query(min_length=1, max_length=1000)] = None,
     since: Moment = None,
     until: Moment = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> Found:
-    return Found(messages=[shown(one) for one in await mq.find(topic, key=key, since=since, until=until, limit=limit)])
+    searches: SearchTurns = request.app.state.searches
+    async with searches.turn(who.key):
+        found = await who.client.find(topic, key=key, since=since, until=until, limit=limit)
+        return Found(messages=[shown(one) for one in found])
 
 
 @router.get("/message", summary="One message, by its id")

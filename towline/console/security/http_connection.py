@@ -1,14 +1,15 @@
-"""Connections of the console and the REST door: how many there may be, and how long one may keep us waiting.
+"""Connections of the console and the REST door: limits of their number, and of the time that one may keep us waiting.
 
     head ──► body ──► answering ──► head …       a websocket leaves this, and keeps its place
 
 The head of a request has a time limit. Its body may take long, but must not stand still, and neither may an answer that
-is not taken. Whoever is over a limit is told so, if nothing was answered yet: 408, 413, 429, 431 or 503.
+is not taken. A client over a limit is told so, if nothing was answered yet: 408, 413, 429, 431 or 503.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -25,22 +26,26 @@ else:
 
 __all__ = ["CONNECTIONS", "CONNECTIONS_OF_ADDRESS", "PROXIES", "HttpConnection", "HttpServer"]
 
+log = logging.getLogger("towline.serve")
+
 CONNECTIONS: Final = 1_000
 CONNECTIONS_OF_ADDRESS: Final = 200
 HEAD_S: Final = 10.0
 BODY_S: Final = 20.0
 """A body of which less than 64 KiB comes within this time stands still."""
 ANSWER_S: Final = 60.0
+UNREAD_MAX_BYTES: Final = 256 << 20
+"""Of answers that nobody has taken yet, of all connections together: beyond it the oldest of them are cut."""
 HANDSHAKE_S: Final = 10.0
 KEEP_ALIVE_S: Final = 5
 HEAD_MAX_BYTES: Final = 64 << 10
 BODY_MAX_BYTES: Final = 25 << 20
 PROXIES: Final = "127.0.0.1,::1"
-"""Of these it is believed for whom they ask (`X-Forwarded-For`), so that wrong passwords count for that address."""
+"""Proxies whose `X-Forwarded-For` is believed, so that wrong passwords count for that address."""
 SWEEP_S: Final = 0.5
 LINGER_S: Final = 0.5
 LINGERING_MAX: Final = 100
-"""So many that are refused are told why; the others are just closed."""
+"""So many refused ones are told why; the others are just closed."""
 RETRY_S: Final = {429: 5, 503: 5}
 REASONS: Final = {
     408: "Request Timeout",
@@ -56,13 +61,15 @@ class HttpConnection(_HttpProtocol):
         super().__init__(**options)
         self._server = server
         self._since_s: float | None = None
-        """When the head began that is awaited; None if none has."""
+        """When the awaited head began; None if none has."""
         self._heard_s = 0.0
         self._head_bytes = 0
         self._body_bytes = 0
         self._reading = Patience()
         self._unread = (0, 0.0)
         """Bytes that the client had not taken, and since when they have been as many."""
+        self.unread_since_s = 0.0
+        """Since when there have been any."""
         self._upgraded = False
         self._over = False
 
@@ -71,12 +78,16 @@ class HttpConnection(_HttpProtocol):
         return self.client[0] if self.client else "local"
 
     @property
+    def unread_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    @property
     def waits_since_s(self) -> float | None:
         return None if self._upgraded or self._over or self._answers else self._heard_s
 
     @property
     def _request(self) -> Any:
-        """The one whose head came last; None before the first."""
+        """The request whose head came last; None before the first."""
         return self.cycle
 
     @property
@@ -90,7 +101,7 @@ class HttpConnection(_HttpProtocol):
         request = self._request
         return request is not None and request.more_body
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -138,13 +149,15 @@ class HttpConnection(_HttpProtocol):
     # Time
 
     def sweep(self, now_s: float) -> None:
+        unread = self.unread_bytes
+        if not self._unread[0]:
+            self.unread_since_s = now_s
+        if unread != self._unread[0]:
+            self._unread = unread, now_s
         if self._upgraded:
             if self.transport.is_closing():
                 self._server.left(self)
             return
-        unread = self.transport.get_write_buffer_size()
-        if unread != self._unread[0]:
-            self._unread = unread, now_s
         in_body = self._in_body and not self.flow.read_paused
         if self._over or self.transport.is_closing():
             return
@@ -156,7 +169,7 @@ class HttpConnection(_HttpProtocol):
             self.refuse(408, f"the head of the request did not come within {HEAD_S:g} s")
 
     def refuse(self, status: int, text: str) -> None:
-        """Say why, if nothing else is being said, and close. What still comes in is dropped meanwhile: to close with
+        """Send the reason, if nothing else is being sent, and close. Further input is dropped meanwhile: to close with
         unread bytes would make the kernel throw the answer away."""
         self._over = True
         self._server.left(self)
@@ -202,7 +215,7 @@ class HttpServer(uvicorn.Server):
         return f"there are {self.limit.most} connections already: try again later"
 
     async def startup(self, sockets: Any = None) -> None:
-        """The same as uvicorn's on sockets that are given, but for who makes the connections."""
+        """As uvicorn's on sockets that are given, but with our connections."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(uvicorn.config.STARTUP_FAILURE)
@@ -242,3 +255,18 @@ class HttpServer(uvicorn.Server):
         now_s = loop.time()
         for connection in list(self._connections):
             connection.sweep(now_s)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Answers that nobody takes are in memory: who has left theirs for longest goes."""
+        unread = {one: one.unread_bytes for one in self._connections if not one.transport.is_closing()}
+        over = sum(unread.values()) - UNREAD_MAX_BYTES
+        for connection in sorted(filter(unread.get, unread), key=lambda one: one.unread_since_s):
+            if over <= 0:
+                break
+            log.warning(
+                "answers of more than %d bytes wait to be read: the connection from %s, which has %d of them, is cut",
+                UNREAD_MAX_BYTES, connection.host, unread[connection],
+            )  # fmt: skip
+            over -= unread[connection]
+            connection.transport.abort()

@@ -7,10 +7,12 @@ from typing import Final, Literal
 
 from towline.console.number_format import plain, size
 
-__all__ = ["SHOWN_BYTES", "Form", "guess", "preview", "render"]
+__all__ = ["HEAD_BYTES", "SHOWN_BYTES", "Form", "guess", "preview", "render"]
 
 Form = Literal["json", "text", "hex"]
 SHOWN_BYTES: Final = 32 << 10
+HEAD_BYTES: Final = SHOWN_BYTES + 1
+"""All that is looked at of a body; one that is longer than what is shown is longer still."""
 PREVIEW: Final = 120
 _HEX_BYTES: Final = 4 << 10
 _DEEP: Final = 60
@@ -31,15 +33,15 @@ def guess(body: bytes) -> Form:
     return "hex" if strange * 10 > len(text) else "text"
 
 
-def render(body: bytes, form: Form) -> tuple[str, str]:
-    """The text to show, and a word about what is left out."""
+def render(body: bytes, form: Form, length: int) -> tuple[str, str]:
+    """The text to show, and a note about the part that is left out of a body of this length; `HEAD_BYTES` of it do."""
     if form == "hex":
-        return _hex(body[:_HEX_BYTES]), _left(len(body), _HEX_BYTES)
+        return _hex(body[:_HEX_BYTES]), _left(length, _HEX_BYTES)
     if form == "json":
         pretty = _as_json(body)
         if pretty is not None:
             return plain(pretty[:SHOWN_BYTES]), "" if len(pretty) <= SHOWN_BYTES else "cut: download it to see all"
-    return plain(body[:SHOWN_BYTES].decode("utf-8", "replace")), _left(len(body), SHOWN_BYTES)
+    return plain(body[:SHOWN_BYTES].decode("utf-8", "replace")), _left(length, SHOWN_BYTES)
 
 
 def preview(body: bytes) -> str:
