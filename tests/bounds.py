@@ -2,10 +2,14 @@
 docs/operations.md.
 
 Who adds a container adds it here, under what bounds it. If nothing does, it needs a limit, something that happens
-at the limit, and a test in tests/broker/test_bounds.py.
+at the limit, and a test that fills it, which stands in `FILLS`.
 """
 
 from __future__ import annotations
+
+NUMBER = "a number in the source; the oldest goes, or nothing is taken"
+SETTING = "a setting: connections, ids, bytes on the way, the alike"
+RETRIES = "the retry queue: 1,000,000 entries a group"
 
 BOUNDS: dict[str, str] = {
     "topics (20,000), groups (1,000 a topic) and shards (65,536) that there are": """
@@ -28,7 +32,7 @@ BOUNDS: dict[str, str] = {
         delivery.Shards._dues delivery.Shards._open delivery.Shards.waiting
     """,
     "streams: of topics and groups that are there, and --max-gone-streams of deleted ones": """
-        broker.GoneStreams._names
+        broker.GoneStreams._names delivery.Dedup.gone
         store.Streams store.MemoryStore._streams
         store.TopicTables._indexed store.TopicTables._indexing store.TopicTables._made
         store.TopicTables._viewed
@@ -54,13 +58,13 @@ BOUNDS: dict[str, str] = {
     "one page of the console that is open: what it shows, and where the pages before it began": """
         console.LetterPages._starts console.LetterPages._untils
         console._Delayed.shown console._Delayed.starts
-        console._Browser.bounds
+        console._Browser.bounds console._Browser.found
         console.Reasons.counts console.Resend.failed
         console.KeyedList._rows console.LetterFilter.found console.Table._page
     """,
     "connections over HTTP: 1,000, and a page each": """
         connection_limit.ConnectionLimit._visitors
-        console.HttpServer._connections
+        console.HttpServer._connections console.SearchTurns._own
         console.Session.pages
     """,
     "callers of REST: 200, and what each may have at a time": """
@@ -76,7 +80,7 @@ BOUNDS: dict[str, str] = {
     "what documents show: topics and groups": """
         broker._Store.kept_back
         store.Projection._groups store.Projection._offsets
-        store.Projection._shards store.Projection._topics
+        store.Projection._lines store.Projection._shards store.Projection._topics
     """,
     "segments that there are, and what each holds of a stream": """
         store.Stream.rows store.IndexCache._verified
@@ -94,7 +98,8 @@ BOUNDS: dict[str, str] = {
         broker.Snapshots.groups broker.Snapshots.rests
         store._Recovery._floors store._Recovery._known store._Recovery._sealed
     """,
-    "one request, and its own limit": """
+    "one request, or one look at alarms, and its own limit": """
+        alarms.Look._by_kind alarms.Look._changes alarms.Look._seen
         broker._Packing._runs broker._Reading._kept
         broker.Placed.new
         broker.Settlement._gathered broker.Settlement._lost broker.Settlement._refused
@@ -103,22 +108,20 @@ BOUNDS: dict[str, str] = {
         delivery.Screened.twins
         delivery.Running.members delivery.Running.records
         delivery._Batch.parts
-        frame.Series._numbers frame.Series._texts
+        frame.Frame._numbers frame.Frame._texts frame.Series._numbers frame.Series._texts
         store.Unit.buffers store.Unit.entries
         store.Job.copies store.Job.entries store.Job.events store.Job.keyed
         store.Job.made store.Job.statements store.Job.tables store.Job.trims
         store._Taken.chunks store._Taken.lost store._Oldest._frames
     """,
-    "a number in the source; the oldest goes, or nothing is taken": """
+    NUMBER: """
         alarms.RuleBook.changes alarms.RuleBook.rules alarms.Watch.active
-        alarms.Look._by_kind alarms.Look._changes alarms.Look._seen
         broker.AccountStore.rules broker.AccountStore.tokens broker.AccountStore.users
-        broker.AlarmMonitor._notices broker.AlarmMonitor._saved broker.AlarmMonitor._told
+        broker.AlarmMonitor._notices broker.AlarmMonitor._told
         broker.AlarmMonitor._under_way broker.AlarmMonitor._waiting
         broker.AuditLog._older broker.AuditLog._recent broker.AuditLog._to_close
         broker.AuditLog._to_drop
         broker.Backups._held
-        broker.Stats._took broker.GroupFacts._failures
         broker.PrefixSubscription._news broker.PrefixSubscription._pulls broker.PrefixSubscriptions._away
         broker.GroupExpiry._removed
         broker.Guard._decided
@@ -127,20 +130,19 @@ BOUNDS: dict[str, str] = {
         broker.Lane._recent
         broker.Passwords._right
         broker.PullLog._late
-        broker.Membership.clear broker.Membership.nodes
+        broker.Membership.nodes
         broker.Scheduler._under_way
         broker.Session._tasks
         broker.Subscriptions
         broker.Topics._asked
         broker.LoginAttempts._by_name broker.LoginAttempts._by_origin
-        delivery.Publications._owned delivery.Publications.sinks
-        delivery.Publications.staged
+        delivery.Publications.sinks delivery.Publications.staged
         delivery.Schedule.answers delivery.Schedule.floors
         delivery.Slot.cancelled
         delivery.SettledPulls delivery.SettledPulls.reduced
         delivery.Transactions._due delivery.Transactions.finished
         delivery.Transactions.open
-        console.Limiter._failed console.Limiter._under_way console.Sessions._sessions
+        console.Limiter._failed console.Sessions._sessions
         frame.Spare._pieces frame.Spare._room
         store.Eras._eras
         store._COMPILED store._QUERIES
@@ -149,7 +151,7 @@ BOUNDS: dict[str, str] = {
         store.Database._idle
         store.Writer._free store.Writer._turns
     """,
-    "a setting: connections, ids, bytes on the way, the alike": """
+    SETTING: """
         broker.Connection._backlog broker.Connection._outgoing
         broker.ServerState._pressed broker.ServerState.connections
         broker.AnswerBudget._shares broker.AnswerBudget._waiting
@@ -158,7 +160,7 @@ BOUNDS: dict[str, str] = {
         broker.Slots._left broker.Slots._taken broker.Slots.named
         broker.Lane._pending broker.Appender._under_way
         delivery.Dedup._fresh delivery.Dedup._keys delivery.Dedup._places
-        delivery.Dedup._values delivery.Dedup.gone
+        delivery.Dedup._values
         delivery.Producers._fresh
         delivery.Producers._windows delivery._Window.frames delivery._Window.order
         store.IndexCache._maps store.SegmentFiles._open
@@ -166,7 +168,6 @@ BOUNDS: dict[str, str] = {
         store.Writer._queue
         store._Stream.kept
         store.FrameCache._chunks store.FrameCache._firsts
-
     """,
     "connections, and what each may have at a time": """
         broker.Access.watchers
@@ -185,7 +186,12 @@ BOUNDS: dict[str, str] = {
         broker.RegistryTable._there broker.RegistryTable._written
         broker.Turns._locks
         broker.FairExecutor._busy broker.FairExecutor._waiting
+        console.Limiter._under_way
     """,
+    "another table of the same object, which has as many": """
+        broker.AlarmMonitor._saved broker.Membership.clear delivery.Publications._owned
+    """,
+    "a deque with a length": "broker.GroupFacts._failures broker.Stats._took",
     "a subscription: the topics that it has": """
         broker.PrefixSubscription._coming broker.PrefixSubscription._failing broker.PrefixSubscription._touched
         broker.PrefixSubscription._joining broker.PrefixSubscription._members
@@ -208,9 +214,9 @@ BOUNDS: dict[str, str] = {
     "unsettled messages: max_in_flight of each consumer": """
         broker.Consumers._orphans broker.MessageLimits._pulls
         delivery.Group._deadlines delivery.Group.in_flight delivery.Group.leases
-        delivery.Lease.gone delivery.Lease.open delivery.Lease.settled
+        delivery.Lease._attempts delivery.Lease.gone delivery.Lease.open delivery.Lease.settled
     """,
-    "the retry queue: 1,000,000 entries a group": """
+    RETRIES: """
         delivery.PartSet._lanes delivery.Ranges._blocks
         delivery.RetryQueue._dues delivery.RetryQueue._kinds delivery.RetryQueue._numbers
         delivery.RetryQueue._ready delivery.RetryQueue._waiting
@@ -244,3 +250,106 @@ BOUNDS: dict[str, str] = {
         store.Histogram.counts
     """,
 }
+
+FILLS: dict[str, str] = {
+    "test_a_table_holds_no_more_than_its_limit": """
+        alarms.RuleBook.changes alarms.RuleBook.rules alarms.Watch.active
+        broker.AuditLog._recent broker.Guard._decided broker.LoginAttempts._by_name broker.LoginAttempts._by_origin
+        broker.ShardHomes._lower broker.TimeSeries._groups
+        console.Limiter._failed
+        delivery.Publications.sinks delivery.SettledPulls
+        delivery.Transactions._due delivery.Transactions.finished delivery.Transactions.open
+    """,
+    "test_right_passwords_are_remembered_up_to_a_limit": "broker.Passwords._right",
+    "test_a_cluster_knows_a_limited_number_of_brokers": "broker.Membership.nodes",
+    "test_topics_that_no_broker_has_are_not_remembered_for_ever": "broker.Topics._asked",
+    "test_backups_at_a_time_are_limited": "broker.Backups._held",
+    "test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited": """
+        broker.PrefixSubscription._pulls broker.PrefixSubscriptions._away
+    """,
+    "test_frames_at_hand_and_events_that_are_late_are_few": """
+        broker.Lane._recent broker.PullLog._late
+    """,
+    "test_staged_records": "delivery.Publications.staged",
+    "test_answers_to_those_who_cancelled": "delivery.Schedule.answers",
+    "test_how_often_the_clock_was_set_back": "delivery.Schedule.floors",
+    "test_how_often_the_clock_of_a_store_was_wrong": "store.Eras._eras",
+    "test_cancelled_messages": "delivery.Slot.cancelled",
+    "test_units_of_delayed_messages_under_way": "broker.Scheduler._under_way",
+    "test_rules_of_access": "broker.AccountStore.rules",
+    "test_users_and_tokens": "broker.AccountStore.tokens broker.AccountStore.users",
+    "test_notices_of_alarms": """
+        broker.AlarmMonitor._notices broker.AlarmMonitor._told
+        broker.AlarmMonitor._under_way broker.AlarmMonitor._waiting
+    """,
+    "test_groups_that_expired": "broker.GroupExpiry._removed",
+    "test_news_of_a_prefix": "broker.PrefixSubscription._news",
+    "test_metrics_by_who_reads_them": "broker.MetricsServer._known",
+    "test_lost_records_that_were_reported": "store.StreamReader._reported",
+    "test_statements_that_were_compiled": "store._COMPILED",
+    "test_queries_of_tables_that_are_ready": "store._QUERIES",
+    "test_requests_of_a_connection": "broker.Session._tasks",
+    "test_pulls_of_which_something_was_taken": "delivery.SettledPulls.reduced",
+    "test_frames_of_a_database_at_hand": """
+        store.FrameCache._chunks store.FrameCache._firsts
+    """,
+    "test_indexes_of_segments_that_are_at_hand": "store.IndexCache._maps",
+    "test_segments_that_are_open_for_reading": "store.SegmentFiles._open",
+    "test_figures_over_time_take_no_more_than_a_few_megabytes": "broker._Points._values",
+    "test_no_more_is_kept_than_a_size_over_many_starts": """
+        broker.AuditLog._older broker.AuditLog._to_close broker.AuditLog._to_drop
+    """,
+    "test_who_logs_in_at_the_console_again_and_again_logs_nobody_else_out": """
+        console.Sessions._sessions
+    """,
+    "test_what_is_over_a_count_is_refused_as_too_many": "broker.Subscriptions",
+    "test_a_connection_over_the_limit_is_told_so_and_older_clients_try_again": """
+        broker.ServerState.connections
+    """,
+    "test_there_is_a_limit_to_what_is_kept": "frame.Spare._pieces frame.Spare._room",
+    "test_more_tables_are_written_than_statements_are_kept": """
+        store.Connection._prepared store.Connection._retired
+    """,
+    "test_the_next_transaction_begins_before_its_turn_and_order_is_kept": """
+        store.Database._idle store.Writer._free store.Writer._turns
+    """,
+    "test_a_flood_of_small_requests_without_reading_is_held_back": """
+        broker.Connection._backlog broker.Connection._outgoing broker.Connection._queue
+    """,
+    "test_readers_that_stand_still_share_one_budget_and_are_cut": """
+        broker.AnswerBudget._shares broker.AnswerShare._answers
+    """,
+    "test_one_who_gives_up_or_is_refused_leaves_nothing_behind": """
+        broker.AnswerBudget._waiting
+    """,
+    "test_frames_on_their_way_to_the_store": """
+        broker.Appender._under_way broker.Lane._pending broker.ServerState._pressed
+    """,
+    "test_a_table_is_in_its_parts_whole_and_they_are_few": """
+        broker.TableSnapshot.loose broker.TableSnapshot.parts
+    """,
+    "test_documents_that_are_not_named_any_more_are_emptied_and_used_again": """
+        broker.Slots._left broker.Slots._taken broker.Slots.named
+    """,
+    "test_an_id_takes_no_more_memory_than_is_said": """
+        delivery.Dedup._fresh delivery.Dedup._places
+    """,
+    "test_ids_that_come_anew_after_a_purge_are_bounded_as_well": """
+        delivery.Dedup._keys delivery.Dedup._values
+    """,
+    "test_the_producers_that_were_silent_longest_are_forgotten_first": """
+        delivery.Producers._fresh delivery.Producers._windows delivery._Window.frames delivery._Window.order
+    """,
+    "test_a_full_store_refuses_before_it_numbers_and_recovers": """
+        store.Writer._queue store.Writer._syncing store.Writer._waiting store._Stream.kept
+    """,
+    "test_a_group_that_fails_too_much_gets_nothing_new_until_it_has_caught_up": """
+        delivery.PartSet._lanes delivery.Ranges._blocks
+        delivery.RetryQueue._dues delivery.RetryQueue._ready delivery.RetryQueue._waiting
+    """,
+    "test_a_queue_whose_entries_are_all_due_at_another_time_is_full_sooner": """
+        delivery.RetryQueue._kinds delivery.RetryQueue._numbers
+    """,
+}
+"""By the name of the test that fills them beyond it, the containers with a limit of their own. What others hold is
+bounded by what is there, or is stored."""

@@ -13,7 +13,7 @@ AREAS = ("alarms", "broker", "console", "delivery", "frame", "protocol", "store"
 NAMES = {
     *("ChainMap", "Counter", "LifoQueue", "OrderedDict", "PartSet", "PriorityQueue", "Queue", "Ranges", "SimpleQueue"),
     *("WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "array", "defaultdict", "deque", "dict", "fromkeys"),
-    *("list", "set"),
+    *("bytearray", "list", "set", "sorted"),
 }
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 CHANGES = {"add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"}
@@ -34,6 +34,24 @@ def containers() -> Iterator[str]:
                 if any(_named(base) in NAMES for base in one.bases):
                     yield name
                 yield from (f"{name}.{attribute}" for attribute in sorted({*_attributes(one), *_fields(one)}))
+
+
+def deques_with_a_length() -> Iterator[str]:
+    """Of those, the ones that let go of the oldest by themselves."""
+    for path in [path for area in AREAS for path in sorted((ROOT / area).rglob("*.py"))]:
+        area = path.relative_to(ROOT).parts[0]
+        for one in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(one, ast.ClassDef):
+                yield from (f"{area}.{one.name}.{name}" for name in _with_a_length(one))
+
+
+def _with_a_length(one: ast.ClassDef) -> Iterator[str]:
+    for statement in ast.walk(one):
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            has_length = any(key.arg == "maxlen" for key in statement.value.keywords)
+            if isinstance(target, ast.Attribute) and _named(statement.value.func) == "deque" and has_length:
+                yield target.attr
 
 
 def _of_module(tree: ast.Module) -> Iterator[str]:
@@ -89,9 +107,16 @@ def _attributes(one: ast.ClassDef) -> Iterator[str]:
                     continue
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
                 hint = statement.annotation if isinstance(statement, ast.AnnAssign) else None
-                if _is_container(statement.value) or _named(hint) in NAMES:
+                if _is_container(statement.value) or _is_hinted(hint):
                     own = (target for target in targets if isinstance(target, ast.Attribute))
                     yield from (target.attr for target in own if _named(target.value) == "self")
+
+
+def _is_hinted(hint: ast.expr | None) -> bool:
+    """Also as one that is not there yet: `list[str] | None`."""
+    if isinstance(hint, ast.BinOp):
+        return _is_hinted(hint.left) or _is_hinted(hint.right)
+    return _named(hint) in NAMES
 
 
 def _is_container(value: ast.expr | None) -> bool:

@@ -140,7 +140,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         float, _help("How much longer than retention asks for a hold keeps messages; then they go all the same.", ge=0)
     ] = 3 * 86400.0
     hold_max_bytes: Annotated[
-        int, _help("How much more than `retention_bytes` a hold keeps; then the oldest go all the same.", ge=0)
+        int, _help("How many bytes more than retention asks for a hold keeps; then the oldest go all the same.", ge=0)
     ] = 10 << 30
     open_max_s: Annotated[
         float,
@@ -153,8 +153,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     open_max_bytes: Annotated[
         int,
         _help(
-            "How much more than `retention_bytes` is kept because of such messages; then the oldest of them go all the "
-            "same.",
+            "How many bytes more than retention asks for are kept because of such messages; then the oldest of them go "
+            "all the same.",
             ge=0,
         ),
     ] = 10 << 30

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
+from array import array
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,24 +21,56 @@ from tests.broker.schedule.test_clock import TwoClocks
 from tests.eventually import eventually, eventually_done
 from tests.inside.alarms import Alarm, AlarmRule, Change, Notice
 from tests.inside.broker import (
+    Access,
     AccountStore,
     Broker,
+    MetricsServer,
     Server,
+    Token,
     Topics,
+    User,
     account_store,
     alarms,
     group_expiry,
+    metrics_http,
     prefix_subscription,
     queries,
+    scheduler,
     session,
 )
 from tests.inside.console import Callers, Pulls, client_pool, held_leases
-from tests.inside.delivery import Cancelled, Due, Publications, Schedule, StagedHead, publications, schedule
-from tests.inside.ground import SYSTEM
-from tests.inside.protocol import Attach, CancelDelayed, CreateTopic, Done, Rule
-from tests.inside.sql import database, tables
+from tests.inside.delivery import (
+    Cancelled,
+    Due,
+    Lease,
+    Part,
+    Publications,
+    Schedule,
+    SettledPulls,
+    StagedHead,
+    lease,
+    publications,
+    schedule,
+)
+from tests.inside.frame import encode
+from tests.inside.ground import SYSTEM, ManualClock
+from tests.inside.protocol import Attach, CancelDelayed, CreateTopic, Done, FrameHead, Rule, Send
+from tests.inside.sql import FrameCache, database, tables
 from tests.inside.sql import range_reader as sql_reading
-from tests.inside.store import DiskIo, KeyBuilder, MemoryStore, StreamReader, Wanted, key_search, range_reader
+from tests.inside.store import (
+    ERAS_MAX,
+    Chunk,
+    DiskIo,
+    Eras,
+    IndexCache,
+    KeyBuilder,
+    MemoryStore,
+    SegmentFiles,
+    StreamReader,
+    Wanted,
+    key_search,
+    range_reader,
+)
 from towline.errors import QueueFull, TooMany
 from towline.model import TopicConfig
 
@@ -215,6 +252,44 @@ def test_queries_of_tables_that_are_ready(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(sql_reading._QUERIES) <= MOST
 
 
+def test_frames_of_a_database_at_hand() -> None:
+    """Small ones take more than their bytes."""
+    limit_bytes = 4 << 20
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = FrameCache(limit_bytes)
+        for number in range(30_000):
+            frame = bytes(150)
+            found.put(number % 50, Chunk(10**6 + number, 1, 0, frame, 10**15 + number, b"", 10**7 + number))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert limit_bytes / 2 < taken < 1.1 * limit_bytes
+
+
+def test_indexes_of_segments_that_are_at_hand(tmp_path: Path) -> None:
+    """Also those that are made anew because their file is damaged."""
+    rebuilt: dict[str, array[int]] = {"lane/orders/middle": array("Q", range(1_000))}
+    found = IndexCache(lambda number: tmp_path / f"{number}.idx", lambda _: rebuilt, 5 * 8_000)
+    for number in range(MANY):
+        assert found.entries(number, "lane/orders/middle", 0, 1)[0] == 0
+    assert len(found._maps) == 5
+    assert found._mapped_bytes == 5 * 8_000
+    for number in range(MANY):
+        found.forget(number)
+    assert found._mapped_bytes == 0
+
+
+def test_segments_that_are_open_for_reading(tmp_path: Path) -> None:
+    found = SegmentFiles(tmp_path, MOST)
+    for number in range(MANY):
+        found.path(number).write_bytes(b"")
+        found.release(found.acquire(number))
+        assert len(found._open) <= MOST
+    found.close()
+
+
 def test_requests_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "RUNNING_MAX", MOST)
     go_on = threading.Event()
@@ -299,3 +374,117 @@ async def test_pulls_of_a_caller_and_a_group(monkeypatch: pytest.MonkeyPatch) ->
     go_on.set()
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(one) for one in answers].count(QueueFull) == MANY - MOST
+
+
+def test_how_often_the_clock_of_a_store_was_wrong() -> None:
+    found = Eras()
+    for number in range(5 * ERAS_MAX):
+        found.begin(number, (1_000 - number) * 10**12, "a store")
+        found.stamp((1_000 - number) * 10**12)
+        assert len(found._eras) <= ERAS_MAX
+    assert len(found._eras) == ERAS_MAX
+
+
+async def test_units_of_delayed_messages_under_way(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "UNIT_BYTES", 1)
+    monkeypatch.setattr(scheduler, "UNITS_MAX", 2)
+    counts: list[int] = []
+    deliver = scheduler.Scheduler.deliver_step
+
+    async def counted(one: scheduler.Scheduler) -> Any:
+        found = await deliver(one)
+        counts.append(len(one._under_way))
+        return found
+
+    monkeypatch.setattr(scheduler.Scheduler, "deliver_step", counted)
+
+    clock = ManualClock(SYSTEM.now_us())
+    async with disk.open(clock) as bench:
+        for number in range(MANY):
+            await bench.send("orders", b"x", deliver_at_us=[clock.now_us() + 10**6 + number])
+        clock.advance(10)
+        member = await bench.attach()
+        got = 0
+        while got < MANY:
+            got += len((await bench.pull(member, wait_ms=10_000)).bodies)
+    assert max(counts) == 2
+
+
+async def test_users_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together."""
+    monkeypatch.setattr(account_store, "PRINCIPALS_MAX", MOST)
+
+    book = AccountStore(MemoryStore(), SYSTEM)
+    await book.create_token(Token("t"))
+    for number in range(MOST - 1):
+        await book.put_user(User(f"u{number}"), create=True)
+    with pytest.raises(TooMany, match="5 users and tokens"):
+        await book.put_user(User("one-more"), create=True)
+    with pytest.raises(TooMany, match="5 users and tokens"):
+        await book.create_token(Token("one-more"))
+    assert len(book.users) + len(book.tokens) == MOST
+
+
+def test_metrics_by_who_reads_them(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "AT_ONCE", MOST)
+
+    async def scenario(bench: Bench) -> None:
+        found = MetricsServer(bench.broker, Access())
+        for number in range(MANY):
+            await found._metrics(f"reader-{number}", None)
+            assert 0 < len(found._known) <= MOST
+
+    disk.run(scenario)
+
+
+def test_pulls_of_which_something_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLED_MAX", MOST)
+    found = SettledPulls()
+    for number in range(MANY):
+        pull = Lease(number, "c", 10**12, (Part(1, number, 1, 1),))
+        pull.take(Part(1, number, 1, 1), "it was too slow")
+        found.remember(pull)
+    assert list(found.reduced) == list(found) == list(range(MANY - MOST, MANY))
+
+
+async def test_frames_on_their_way_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store does not get on, each connection brings one more at most when there are too many."""
+    limit_bytes, stuck = 1 << 20, asyncio.Event()
+    frame = encode([bytes(100_000)])
+
+    async def wait() -> None:
+        await stuck.wait()
+
+    async def append(broker: Broker) -> None:
+        take = broker.store.append
+
+        def late(unit: Any, durability: Any) -> Any:
+            appended = take(unit, durability)
+            return appended._replace(done=asyncio.ensure_future(wait()))
+
+        monkeypatch.setattr(broker.store, "append", late)
+
+    def flood(client: RawClient) -> None:
+        client.socket.settimeout(0.2)
+        with suppress(TimeoutError):
+            for _ in range(10):
+                client.post(Send([FrameHead("orders", 1, len(frame))]), frame)
+
+    settings = World("memory", Path()).settings(max_pending_total_bytes=limit_bytes)
+    broker = await Broker.open(MemoryStore(), settings)
+    await broker.topics.create(TopicConfig("orders"))
+    await append(broker)
+    server = await Server.start(broker, "127.0.0.1", 0)
+    line = server._line
+    clients = [await asyncio.to_thread(RawClient.hello, server.port) for _ in range(MANY)]
+    await asyncio.gather(*(asyncio.to_thread(flood, client) for client in clients))
+    await eventually_done(lambda: len(line._pressed) == MANY)
+    assert limit_bytes < line.pending_bytes <= limit_bytes + MANY * len(frame)
+    lane = broker.topics["orders"].lanes[1]
+    assert 10 < len(lane._pending) <= limit_bytes / len(frame) + MANY
+    assert len(broker._sender._under_way) <= limit_bytes / len(frame) + MANY
+    stuck.set()
+    for client in clients:
+        client.socket.close()
+    await server.drain_and_close()
+    await broker.close()

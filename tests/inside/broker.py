@@ -62,15 +62,16 @@ from towline.broker.produce.staging import STAGED, Staging
 from towline.broker.produce.transactions import CARRY_AFTER_US, MARKS, PREPARED
 from towline.broker.retention import backup, group_expiry
 from towline.broker.retention.backup import LEASE_S, Holdings, holdings_of, renewed_epoch
+from towline.broker.retention.overdue_messages import Wait
 from towline.broker.schedule import queries, scheduler, timer_loop
 from towline.broker.schedule.delivered_ids import FIND_MAX, find_arrivals, note_arrivals
 from towline.broker.schedule.journal import MARKS as SCHEDULE_MARKS
 from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.refused_messages import halves
-from towline.broker.server import pulls, session, subscriptions
+from towline.broker.server import metrics_http, pulls, session, subscriptions
 from towline.broker.server.connection import HOLD_WRITING, Remote, State, join_small
 from towline.broker.server.listener import Server
-from towline.broker.server.metrics_http import FRESH_S
+from towline.broker.server.metrics_http import FRESH_S, MetricsServer
 from towline.broker.server.requests import TABLE, Later, Own, Row
 from towline.broker.server.session import Session
 from towline.broker.server.tls import tls_context

@@ -10,8 +10,10 @@ from towline.client.admin import messages
 from towline.client.admin.access import Quota
 from towline.client.admin.dead_letters import FOUND_BYTES
 from towline.client.bulk.publish import Addressed, Publisher
+from towline.client.cluster import merge
 from towline.client.cluster.brokers import ClusterBrokers, Liveness, rendezvous
 from towline.client.cluster.merge import _ordered
+from towline.client.cluster.routing import Outcome
 from towline.client.consume.ack_spool import SpooledAck
 from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import Lease, LostLease

@@ -33,6 +33,7 @@ from towline.delivery.group.events import (
     Started,
 )
 from towline.delivery.group.group import EXPIRED, REASON_MAX
+from towline.delivery.group.lease import Lease, SettledPulls
 from towline.delivery.group.snapshot import EXCERPT
 from towline.delivery.group.states import RULES, State
 from towline.delivery.publications import (

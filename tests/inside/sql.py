@@ -17,6 +17,7 @@ from towline.store.sql.database import Connection
 from towline.store.sql.errors import NOT_ENCRYPTED, Fault, classify, explain
 from towline.store.sql.ownership import Lease
 from towline.store.sql.read import range_reader
+from towline.store.sql.read.cache import FrameCache
 from towline.store.sql.schema import migrate, tables
 from towline.store.sql.schema.privileges import NEEDED
 from towline.store.sql.schema.server_checks import problems

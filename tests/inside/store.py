@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from towline.store import Append, Appended, Bounds, Chunk, Lost, Read, Store
+from towline.store.eras import ERAS_MAX, Eras
 from towline.store.log import DiskIo, LogSettings, LogStore, store
-from towline.store.log.format.index import Known, load_directory, write_index
+from towline.store.log.format.index import IndexCache, Known, load_directory, write_index
 from towline.store.log.format.keys import Breaks
 from towline.store.log.format.record import STAMP, Record
 from towline.store.log.format.scan import Scanner
-from towline.store.log.format.segment import Segment, create_segment
+from towline.store.log.format.segment import Segment, SegmentFiles, create_segment
 from towline.store.log.offline import backup, inspect
 from towline.store.log.offline.inspect import dump, stat, verify
 from towline.store.log.offline.streams import OfflineStreams, read_range

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
-from tests.bounds import BOUNDS
-from tests.containers import containers
+from tests.bounds import BOUNDS, FILLS, NUMBER, RETRIES, SETTING
+from tests.containers import containers, deques_with_a_length
+from tests.house_rules import ROOT
+
+DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
 def test_every_container_of_the_broker_has_a_bound() -> None:
@@ -14,6 +18,18 @@ def test_every_container_of_the_broker_has_a_bound() -> None:
     assert not there - listed.keys(), "give it a limit, and write what bounds it into tests/bounds.py and the docs"
     assert not listed.keys() - there, "it is gone: take it out of tests/bounds.py"
     assert not [name for name, times in listed.items() if times > 1]
+
+
+def test_every_limit_of_a_container_has_a_test_that_fills_it() -> None:
+    filled = Counter(name for names in FILLS.values() for name in names.split())
+    assert filled.keys() == {name for limit in (NUMBER, SETTING, RETRIES) for name in BOUNDS[limit].split()}
+    assert not [name for name, times in filled.items() if times > 1]
+    defined = DEFINED.findall("".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")))
+    assert not FILLS.keys() - {*defined}
+
+
+def test_a_deque_with_a_length_has_one() -> None:
+    assert {*BOUNDS["a deque with a length"].split()} <= {*deques_with_a_length()}
 
 
 def test_a_container_is_found_however_it_is_written() -> None:

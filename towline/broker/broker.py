@@ -488,6 +488,7 @@ class Broker:
             "prepared": len(self.transactions),
             **self.scheduler.figures(),
             **self.overdue.figures(),
+            **self.holds.figures(),
             **self.lag.figures(),
             "snapshot_s": round(self._saving_took_s, 3),
             "snapshot_age_s": round(self.clock.steady_s() - self._saved_s, 3),

@@ -29,6 +29,7 @@ from towline.model import TopicConfig
 from towline.protocol import access
 from towline.protocol import messages as wire
 from towline.protocol.cluster import Brokers, ListBrokers
+from towline.protocol.figures import nearest
 from towline.protocol.monitor import Alarms
 from towline.protocol.scan import Streams, Survey
 from towline.settings import BrokerSettings
@@ -44,10 +45,8 @@ TRIES: Final = 20
 """Attempts at a change when others change the same thing in that moment."""
 _OWN: Final = ("name", "epoch", "uptime_s", "store", "durability", "connections", "brokers")
 """Figures of a broker that are not sums over its realms."""
-_LEAST: Final = ("dedup_kept_s", "dedup_window_s", "dedup_max_ids")
-"""Figures that are those of the realm with the least."""
-_MOST: Final = ("snapshot_s", "snapshot_age_s", "snapshot_every_s")
-"""Figures that are those of the realm with the most; there are none without realms."""
+_NO_SNAPSHOTS: Final = {"snapshot_s": 0.0, "snapshot_age_s": 0.0, "snapshot_every_s": 0.0}
+"""The figures of snapshots of a broker without realms."""
 
 
 class Node(Broker):
@@ -161,11 +160,8 @@ class Node(Broker):
             for name, value in each.items():
                 if name not in _OWN:
                     figures[name] = figures.get(name, 0) + value if isinstance(value, int | float) else value
+        figures |= nearest(of_realms)[0] if of_realms else _NO_SNAPSHOTS
         figures |= self.lag.figures()
-        for name in _LEAST:
-            figures[name] = min((each[name] for each in of_realms), default=figures[name])
-        for name in _MOST:
-            figures[name] = max((each[name] for each in of_realms), default=0.0)
         figures["realms"] = len(self._realms.owned)
         return figures
 

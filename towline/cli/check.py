@@ -13,6 +13,7 @@ from towline.cli.times import Duration
 from towline.errors import TowlineError
 from towline.model import PRIVATE
 from towline.protocol.access import GroupFigures, Measured
+from towline.protocol.figures import AWAY, NEAREST
 from towline.protocol.groups import NEARLY_FULL
 
 __all__ = ["check"]
@@ -74,7 +75,9 @@ def check(
             "dead": (warn_dead, crit_dead),
         }
         findings = [
+            *_look_at_away(measured.broker),
             *_look_at_retention(measured.broker),
+            *_look_at_holds(measured.broker),
             *_look_at_lag(measured.broker),
             *_look_at_snapshots(measured.broker),
             *_look_at_dedup(measured.broker),
@@ -90,19 +93,45 @@ def check(
     return level
 
 
+def _at(broker: dict[str, Any], limit: str) -> str:
+    """Of several brokers, the one that is nearest to this limit."""
+    name = broker.get(NEAREST, {}).get(limit, "")
+    return f"broker {name}: " if name else ""
+
+
+def _look_at_away(broker: dict[str, Any]) -> list[Finding]:
+    """On a database others have its topics."""
+    level = WARNING if broker.get("store") == "mysql" else CRITICAL
+    return [Finding(level, f"broker {name} does not answer") for name in broker.get(AWAY, ())]
+
+
 def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:
     """Open messages that hold retention back, from half of the time on for which it waits for them, or half of the
     bytes."""
     held_s, most_s = broker.get("retention_held_s", 0), broker.get("retention_held_max_s", 0)
     held_bytes, most_bytes = broker.get("retention_held_bytes", 0), broker.get("retention_held_max_bytes", 0)
-    found = []
+    found, who = [], f"open messages of {broker.get('retention_held_by', '')}"
     if held_s and 2 * held_s >= most_s:
         left = span(round(max(most_s - held_s, 0)))
-        text = f"open messages of {broker['retention_held_by']} hold retention back for {span(round(held_s))}"
+        text = f"{_at(broker, 'retention')}{who} hold retention back for {span(round(held_s))}"
         found.append(Finding(WARNING, f"{text}, and are dropped in {left}"))
     if held_bytes and 2 * held_bytes >= most_bytes:
-        text = f"open messages of {broker['retention_held_by']} keep {size(held_bytes)} too many"
+        text = f"{_at(broker, 'retention')}{who} keep {size(held_bytes)} too many"
         found.append(Finding(WARNING, f"{text}, and are dropped at {size(most_bytes)}"))
+    return found
+
+
+def _look_at_holds(broker: dict[str, Any]) -> list[Finding]:
+    """The same for whoever retention waits for, such as an archive whose job does not run."""
+    held_s, most_s = broker.get("retention_hold_s", 0), broker.get("retention_hold_max_s", 0)
+    held_bytes, most_bytes = broker.get("retention_hold_bytes", 0), broker.get("retention_hold_max_bytes", 0)
+    found, who = [], f"{_at(broker, 'holds')}retention waits for {broker.get('retention_hold_by', '')}"
+    if held_s and 2 * held_s >= most_s:
+        left = span(round(max(most_s - held_s, 0)))
+        found.append(Finding(WARNING, f"{who} since {span(round(held_s))}, and goes on in {left}"))
+    if held_bytes and 2 * held_bytes >= most_bytes:
+        text = f"{who}, which keeps {size(held_bytes)} too many, and goes on at {size(most_bytes)}"
+        found.append(Finding(WARNING, text))
     return found
 
 
@@ -111,7 +140,8 @@ def _look_at_lag(broker: dict[str, Any]) -> list[Finding]:
     lag_s = broker.get("loop_lag_s", 0.0)
     if lag_s < LAG_WARN_S:
         return []
-    return [Finding(WARNING, f"nobody was answered for {lag_s:.2f} s of late, because of {broker['loop_lag_by']}")]
+    text = f"{_at(broker, 'lag')}nobody was answered for {lag_s:.2f} s of late, because of {broker['loop_lag_by']}"
+    return [Finding(WARNING, text)]
 
 
 def _look_at_snapshots(broker: dict[str, Any]) -> list[Finding]:
@@ -120,6 +150,7 @@ def _look_at_snapshots(broker: dict[str, Any]) -> list[Finding]:
     if age_s < max(SNAPSHOTS_MISSED * every_s, SNAPSHOT_WARN_S):
         return []
     text = f"the last snapshots were complete {span(round(age_s))} ago, and they are due every {every_s:g} s"
+    text = _at(broker, "snapshots") + text
     return [Finding(WARNING, f"{text}: the disk or the database is slow, or the log says what failed")]
 
 
@@ -128,7 +159,7 @@ def _look_at_dedup(broker: dict[str, Any]) -> list[Finding]:
     kept_s, window_s = broker.get("dedup_kept_s", 0.0), broker.get("dedup_window_s", 0.0)
     if kept_s >= window_s:
         return []
-    text = f"dedup ids are forgotten after {kept_s:g} s instead of {window_s:g}"
+    text = f"{_at(broker, 'dedup')}dedup ids are forgotten after {kept_s:g} s instead of {window_s:g}"
     return [Finding(WARNING, f"{text}: raise --dedup-max-ids, {broker['dedup_max_ids']} are remembered")]
 
 
@@ -137,7 +168,7 @@ def _look_at_remains(broker: dict[str, Any]) -> list[Finding]:
     gone, most = broker.get("gone_streams", 0), broker.get("gone_streams_max", 0)
     if gone < NEARLY_FULL * most or not gone:
         return []
-    text = f"{gone:,} streams of deleted topics and groups are remembered, {most:,} at most"
+    text = f"{_at(broker, 'remains')}{gone:,} streams of deleted topics and groups are remembered, {most:,} at most"
     return [Finding(WARNING, f"{text}: use names again, or raise --max-gone-streams")]
 
 

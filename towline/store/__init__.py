@@ -6,6 +6,6 @@ histogram   durations, for metrics
 """
 
 from towline.store.histogram import Histogram
-from towline.store.spi import Append, Appended, Bounds, Chunk, Lost, Read, Store, Trimmed
+from towline.store.spi import Append, Appended, Bounds, Chunk, Lost, Read, Store, Trimmed, lowest
 
-__all__ = ["Append", "Appended", "Bounds", "Chunk", "Histogram", "Lost", "Read", "Store", "Trimmed"]
+__all__ = ["Append", "Appended", "Bounds", "Chunk", "Histogram", "Lost", "Read", "Store", "Trimmed", "lowest"]

@@ -12,6 +12,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice, takewhile
 from operator import attrgetter
 
 import msgspec
@@ -22,7 +23,7 @@ from towline.frame import Frame
 from towline.frame.search import find_key
 from towline.model import Durability
 from towline.store.eras import Eras, Times
-from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed, kind_of
+from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed, kind_of, lowest
 
 __all__ = ["MemoryStore"]
 
@@ -210,16 +211,19 @@ class MemoryStore:
             self._floors[kind] = max(found.end, self._floor(stream))
             del self._streams[stream]
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         self._check_open()
         if self._eras.is_ahead(self._clock.now_us()):
             # An old frame is to go though nothing follows it.
             self._begin_era(self._clock.now_us())
+        pins = lowest(pinned, lenient or {})
         times = self.times
         oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0
         before = self._bytes
-        held_back, held_too_old, holders = "", False, list[str]()
+        held_back, held_too_old, holders, aged_bytes = "", False, list[str](), 0
         drops: dict[str, int] = {}
         # The oldest frame of every stream; all frames in the order of their age come out of it one by one.
         heads = [(stream.kept[0].chunk.serial, name) for name, stream in self._streams.items() if stream.kept]
@@ -231,9 +235,13 @@ class MemoryStore:
             too_old = _time_of(times, kept[index]) < oldest_us
             if not too_old and surplus_bytes <= 0:
                 break
-            if name in pinned and pinned[name] < chunk.first + chunk.count:
-                held_back = held_back or f"record {pinned[name]} of stream {name} is still needed"
+            pin = pins.get(name)
+            if pin is not None and pin < chunk.first + chunk.count:
+                held_back = held_back or f"record {pin} of stream {name} is still needed"
                 held_too_old = held_too_old or too_old
+                until = pinned.get(name, self._streams[name].end)
+                aged = takewhile(lambda one: _time_of(times, one) < oldest_us, islice(kept, index, None))
+                aged_bytes += sum(len(one.chunk.frame) for one in aged if one.chunk.first + one.chunk.count <= until)
                 holders.append(name)
                 heapq.heappop(heads)
                 continue
@@ -247,8 +255,8 @@ class MemoryStore:
             self._drop(self._streams[name], count)
         freed = before - self._bytes
         if not held_too_old and surplus_bytes <= 0:
-            return Trimmed(freed, "")
-        return Trimmed(freed, held_back, tuple(holders), max(surplus_bytes, 0))
+            return Trimmed(freed, "", size_bytes=self._bytes)
+        return Trimmed(freed, held_back, tuple(holders), max(surplus_bytes, 0), aged_bytes, self._bytes)
 
     async def load(self, name: str) -> bytes | None:
         self._check_open()

@@ -100,14 +100,28 @@ class Trimmed(NamedTuple):
     held_back: str
     """Empty, or why more could not be freed: for example the stream and record that a pin holds."""
     holders: tuple[str, ...] = ()
-    """The streams whose pins hold it back; of several with the same file the one that comes first in `pinned`."""
+    """The streams whose pins hold it back; of several with the same file the one that comes first in `pinned`, or in
+    `lenient`."""
     surplus_bytes: int = 0
     """By how much the store is larger than it should be, still."""
+    aged_bytes: int = 0
+    """So much is older than it should be, and nothing but `lenient` pins keep it; of a database, about so much."""
+    size_bytes: int = 0
+    """How large the store is, as it counts for `max_bytes`."""
 
 
 def kind_of(stream: str) -> str:
     """The beginning of its name; empty if it has no slash."""
     return stream[: stream.find("/") + 1]
+
+
+def lowest(*pins: Mapping[str, int]) -> dict[str, int]:
+    """Several pins as one: by stream the lowest, in their order."""
+    found: dict[str, int] = {}
+    for some in pins:
+        for stream, at in some.items():
+            found[stream] = min(at, found.get(stream, at))
+    return found
 
 
 class Store(Protocol):
@@ -160,10 +174,13 @@ class Store(Protocol):
         before it. That is only for kinds whose streams nobody counts in before they are there: as they wait for their
         first record, the floor may rise. A stream whose name has no kind is kept."""
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         """Free space: drop the oldest records that are older than `max_age_us` (0: no limit) or that make the store
-        larger than `max_bytes` (0: no limit), but never one at or behind its stream's number in `pinned`, and never
-        more than the limits ask for, up to the coarseness of the store's files. Bounds follow."""
+        larger than `max_bytes` (0: no limit), but never one at or behind its stream's number in `pinned` or in
+        `lenient`, which are pins that somebody may give up; and never more than the limits ask for, up to the
+        coarseness of the store's files. Bounds follow."""
 
     async def load(self, name: str) -> bytes | None:
         """The small document saved under this name, or None."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import msgspec
 import pytest
 
-from tests.broker.conftest import Bench, World
+from tests.broker.conftest import ACK, NACK, Bench, World
+from tests.inside.cli import _look_at_holds
+from tests.inside.ground import ManualClock
 from tests.inside.protocol import EditTopic
 from towline.errors import BadName, NotFound
 
@@ -70,6 +73,66 @@ def test_a_hold_has_an_end_and_says_so(disk: World, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.ERROR, "towline.broker"):
         disk.run(scenario, segment_bytes=SEGMENT, retention_bytes=1, holds="archive", hold_max_bytes=300_000)
     assert "dropped although archive has not come to it" in caplog.text
+
+
+def test_a_hold_keeps_no_more_than_so_many_bytes_where_only_their_age_asks_for_it(
+    disk: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = disk.store_clock = ManualClock()
+
+    async def main() -> None:
+        given = {"segment_bytes": SEGMENT, "retention_s": 10.0, "holds": "archive", "hold_max_bytes": 300_000}
+        async with disk.open(clock, **given) as bench:
+            await moved(bench, 0)
+            await fill(bench, 8)
+            assert bench.broker.figures()["retention_hold_s"] == 0
+            clock.advance(11)
+            assert await first_after_maintenance(bench) == 0, "there is room"
+            clock.advance(5)
+            figures = bench.broker.figures()
+            assert (figures["retention_hold_s"], figures["retention_hold_by"]) == (5, "archive")
+            assert 200_000 < figures["retention_hold_bytes"] < 300_000
+            [finding] = _look_at_holds(figures)
+            assert finding.text.startswith("retention waits for archive, which keeps 2")
+            [finding] = _look_at_holds(figures | {"retention_hold_s": 200_000.0, "retention_hold_bytes": 0})
+            assert finding.text == "retention waits for archive since 200000s, and goes on in 59200s"
+            await fill(bench, 22)
+            assert await first_after_maintenance(bench) == 0, "they are young"
+            clock.advance(11)
+            first = await first_after_maintenance(bench)
+            assert 20 <= first < 25, "as much as the bound asks for, and no more"
+            await moved(bench, 1_000)
+            await bench.broker.maintain()
+            figures = bench.broker.figures()
+            assert (figures["retention_hold_s"], figures["retention_hold_bytes"]) == (0, 0)
+            assert _look_at_holds(figures) == []
+
+    with caplog.at_level(logging.ERROR, "towline.broker"):
+        asyncio.run(main())
+    assert "dropped although archive has not come to it" in caplog.text
+
+
+def test_open_messages_and_an_archive_keep_so_many_bytes_each(disk: World) -> None:
+    """Where only their age asks for it."""
+    clock = disk.store_clock = ManualClock()
+
+    async def main() -> None:
+        given = {"segment_bytes": SEGMENT, "retention_s": 10.0, "holds": "archive", "hold_max_bytes": 300_000}
+        async with disk.open(clock, **given, open_max_bytes=300_000) as bench:
+            await moved(bench, 0)
+            member = await bench.attach(delays_s=(30 * 86400.0,))
+            await fill(bench, 6)
+            await bench.act(member, ACK, await bench.pull(member, 5))
+            await bench.act(member, NACK, await bench.pull(member, 1))
+            await fill(bench, 35)
+            clock.advance(11)
+            for _ in range(3):
+                await bench.broker.maintain()
+            assert bench.broker.group_state("orders", "billing").retrying == 0
+            assert bench.broker.figures()["retention_dropped_open"] == 1
+            assert 30 <= bench.store.bounds(LANE).first < 36
+
+    asyncio.run(main())
 
 
 def test_the_retention_of_a_topic_waits_as_well(disk: World) -> None:

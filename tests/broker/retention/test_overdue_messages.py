@@ -279,6 +279,77 @@ def test_open_messages_keep_no_more_than_so_many_bytes(
     assert f"open message(s) are dropped: open messages kept more than {4 * MIB} bytes too many" in caplog.text
 
 
+def test_they_keep_no_more_than_so_many_bytes_where_only_their_age_asks_for_it(
+    aged: World, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        given = SMALL | {"retention_s": 10.0, "open_max_s": 86400.0, "open_max_bytes": 2 * MIB}
+        async with aged.open(clock, **given) as bench:
+            member = await bench.attach(delays_s=(30 * 86400.0,))
+            most = 0
+            for _ in range(60):
+                await bench.send("orders", b"open", bytes(100_000))
+                got = await bench.pull(member, 2, wait_ms=30_000)
+                await bench.act(member, NACK, got)
+                await bench.send("other", bytes(100_000))
+                clock.advance(1)
+                await bench.broker.maintain()
+                most = max(most, size_of(bench))
+            in_time, at_once = 20 * 100_000, 600_000
+            assert most < in_time + 2 * MIB + at_once
+            figures = bench.broker.figures()
+            assert MIB < figures["retention_held_bytes"] < 2 * MIB + at_once
+            assert 5 < figures["retention_held_s"] < 30
+            assert figures["retention_held_by"] == "group billing on topic orders"
+            assert figures["retention_dropped_open"] == 120 - bench.broker.group_state("orders", "billing").retrying
+            state = bench.broker.group_state("orders", "billing")
+            assert state.retrying >= 2 * 15, "what is no older than retention says, and what fits besides, stays"
+
+    with caplog.at_level(logging.WARNING, "towline.broker"):
+        asyncio.run(main())
+    assert f"open message(s) are dropped: open messages kept more than {2 * MIB} bytes too many" in caplog.text
+
+
+def test_what_is_younger_than_retention_says_stays_whatever_it_keeps(disk: World, clock: ManualClock) -> None:
+    async def main() -> None:
+        disk.store_clock = clock
+        async with disk.open(clock, **SMALL | {"open_max_bytes": 0}) as bench:
+            member = await bench.attach(delays_s=(30 * 86400.0,))
+            for _ in range(10):
+                await bench.send("orders", b"open", bytes(100_000))
+                await bench.act(member, NACK, await bench.pull(member, 2, wait_ms=30_000))
+                clock.advance(100)
+            await maintain(bench)
+            assert bench.broker.group_state("orders", "billing").retrying == 12
+            assert bench.broker.figures()["retention_held_bytes"] == 0
+
+    asyncio.run(main())
+
+
+def test_what_something_else_keeps_as_well_does_not_count(disk: World, clock: ManualClock) -> None:
+    async def main() -> None:
+        disk.store_clock = clock
+        async with disk.open(clock, **SMALL | {"open_max_bytes": MIB}) as bench:
+            waiting = await bench.attach("slow", delays_s=(30 * 86400.0,))
+            await bench.send("slow", b"open")
+            await bench.act(waiting, NACK, await bench.pull(waiting))
+            member = await bench.attach(max_attempts=1, dead_retention_s=30 * 86400.0)
+            await bench.send("orders", b"dead")
+            await bench.act(member, NACK, await bench.pull(member))
+            await bench.broker.groups.buried("orders", "billing")
+            for _ in range(40):
+                await bench.send("other", bytes(200_000))
+            clock.advance(700)
+            await maintain(bench)
+            assert size_of(bench) > 7 * MIB, "the dead letter keeps nearly all of it"
+            assert bench.broker.group_state("slow", "billing").retrying == 1
+            figures = bench.broker.figures()
+            assert figures["retention_held_bytes"] <= 64 << 10
+            assert 90 < figures["retention_held_s"] < 110
+
+    asyncio.run(main())
+
+
 def test_a_line_of_the_log_names_a_few_of_many_messages_that_are_gone(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,4 +64,4 @@ async def test_what_a_pin_holds_is_no_matter_if_others_make_enough_room() -> Non
     assert (await store.retain(0, limit, {"a": 0}))[:2] == (limit, "")
     assert (store.bounds("a").first, store.bounds("b").first) == (0, 1)
     trimmed = await store.retain(0, 1, {"a": 0})
-    assert trimmed == (0, "record 0 of stream a is still needed", ("a",), limit - 1)
+    assert trimmed == (0, "record 0 of stream a is still needed", ("a",), limit - 1, 0, limit)

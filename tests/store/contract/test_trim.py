@@ -165,6 +165,25 @@ async def test_retain_never_frees_a_record_at_or_behind_a_pin(
         await kept.check_readable()
 
 
+async def test_what_lenient_pins_alone_keep_although_it_is_too_old_is_told_in_bytes(stores: Stores) -> None:
+    async with stores.open() as store:
+        kept = await aged(stores, store)
+        trimmed = await store.retain(50 * SECOND_US, 0, {}, {"a": 0, "b": 0})
+        overhead = 2 * (OLD + NEW) * OVERHEAD_BYTES
+        old_bytes = 2 * OLD * FRAME_BYTES
+        assert old_bytes - stores.coarseness_bytes <= trimmed.aged_bytes <= old_bytes + overhead
+        assert abs(trimmed.size_bytes - kept.size_bytes()) <= overhead + stores.coarseness_bytes
+        assert trimmed.surplus_bytes == 0
+        half = await store.retain(50 * SECOND_US, 0, {"a": OLD // 2, "b": OLD // 2}, {"a": 0, "b": 0})
+        assert abs(half.aged_bytes - old_bytes / 2) <= stores.coarseness_bytes + overhead
+        assert (await store.retain(50 * SECOND_US, 0, {"a": 0, "b": 0}, {"a": 0})).aged_bytes == 0
+        assert kept.first("a") == kept.first("b") == 0
+        freed = await store.retain(50 * SECOND_US, 0, {})
+        assert freed.aged_bytes == 0
+        assert trimmed.size_bytes - freed.size_bytes == freed.bytes_freed
+        await kept.check_readable()
+
+
 async def test_pins_of_streams_that_are_not_there_hold_nothing(stores: Stores) -> None:
     async with stores.open() as store:
         kept = await aged(stores, store)

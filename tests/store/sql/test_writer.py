@@ -72,6 +72,7 @@ async def test_the_next_transaction_begins_before_its_turn_and_order_is_kept(set
 
     def note(index: int, _: object) -> None:
         order.append(index)
+        assert len(store._writer._turns) <= 2
 
     await put(store, "lane/orders/low", frame_of(1, mark="the first makes the table")).done
     for index in range(40):
@@ -84,6 +85,9 @@ async def test_the_next_transaction_begins_before_its_turn_and_order_is_kept(set
     assert figures["begun_ahead"] > 0
     assert figures["replays"] == 0
     assert order == list(range(40))
+    await asyncio.gather(*(store.read("lane/orders/low", index, 1, 1) for index in range(100)))
+    assert len(store._writer._free) <= 2
+    assert 0 < len(store.database._idle) <= settings.readers
     assert (await all_bodies(store, "lane/orders/low"))[1:] == sent
     await store.close()
 
@@ -116,6 +120,22 @@ async def test_rows_that_were_begun_ahead_are_gone_with_their_deposed_owner(sett
     await other.close()
 
 
+async def test_all_realms_of_a_broker_have_one_table_of_frames_at_hand(settings: SqlSettings) -> None:
+    limit_bytes = 64 << 10
+    database = await prepare_database(msgspec.structs.replace(settings, cache_bytes=limit_bytes))
+    leases = [await Ownership(database, "test").wait_for(name, 5) for name in ("one", "two")]
+    realms = [await SqlStore.open(database, lease) for lease in leases]
+    for number in range(100):
+        for realm, store in enumerate(realms):
+            await put(store, f"lane/orders{realm}/high", encode([b"%d %d" % (realm, number) + bytes(1_000)])).done
+    assert limit_bytes / 2 < sum({id(store._cache): store._cache._bytes for store in realms}.values()) <= limit_bytes
+    for realm, store in enumerate(realms):
+        bodies = await all_bodies(store, f"lane/orders{realm}/high")
+        assert [body.rstrip(b"\0") for body in bodies] == [b"%d %d" % (realm, number) for number in range(100)]
+        await store.close()
+    await database.close()
+
+
 async def test_more_tables_are_written_than_statements_are_kept(
     settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +148,9 @@ async def test_more_tables_are_written_than_statements_are_kept(
         await asyncio.gather(*(put(store, name, encode([b"x"])).done for name in names))
         for name in names:
             await put(store, name, encode([b"y"])).done
+    connections = store._writer._free
+    assert connections
+    assert all(len(one._prepared) == 4 and len(one._retired) <= 1 for one in connections)
     for name in names:
         assert await all_bodies(store, name) == [b"x", b"y"] * 3
     await store.close()

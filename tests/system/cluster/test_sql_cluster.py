@@ -13,8 +13,9 @@ import towline
 from tests.broker.raw_client import RawClient
 from tests.client.either import do, each, entered
 from tests.eventually import DEADLINE_S, eventually_done
-from tests.inside.broker import TOPIC, Broker, Realms
-from tests.inside.ground import BrokerSettings
+from tests.inside.broker import TOPIC, Broker, Realms, Wait
+from tests.inside.cli import WARNING, _look_at_retention, _look_at_snapshots
+from tests.inside.ground import SECOND_US, BrokerSettings
 from tests.inside.protocol import Brokers as Told
 from tests.inside.protocol import BrokerState, ListBrokers, TopicInfo
 from tests.store.sql.server import mariadb, new_database
@@ -333,6 +334,27 @@ async def test_a_broker_that_leaves_says_who_has_its_realms_from_now_on() -> Non
         assert [one.address for one in (await realms.brokers(ListBrokers())).realms] == ["127.0.0.1:2"] * 2
     finally:
         await realms.front.close()
+
+
+async def test_of_the_realms_of_a_broker_the_one_that_is_nearest_to_a_limit_is_told() -> None:
+    realms = await Realms.open(BrokerSettings(store=new_database(), realms=3))
+    front = realms.front
+    try:
+        assert front.figures()["snapshot_age_s"] == 0
+        realms.start("127.0.0.1:1")
+        await eventually_done(lambda: len(realms.owned) == 3)
+        assert _look_at_retention(front.figures()) == []
+        one = list(realms.owned.values())[1]
+        one.overdue._by_age = Wait(one.clock.now_us() - 50_000 * SECOND_US, "group g on topic t")
+        one._saved_s -= 1_000
+        for figures in (front.figures(), await front.stat()):
+            [finding] = _look_at_retention(figures)
+            assert (finding.level, finding.group) == (WARNING, "")
+            assert finding.text.startswith("open messages of group g on topic t hold retention back for ")
+            assert len(_look_at_snapshots(figures)) == 1
+            assert figures["retention_held_max_s"] == 86_400
+    finally:
+        await front.close()
 
 
 def test_one_question_of_a_connection_waits_for_news_and_no_more(brokers: Brokers) -> None:

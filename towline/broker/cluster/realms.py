@@ -95,12 +95,14 @@ class _Store(SqlStore):
     def older_may_come(self) -> bool:
         return self.number.older_may_come
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         """Events that are in no snapshot on the database are replayed from the pull logs: they are kept whole."""
         await self._catch_up()
         if self.older_may_come or self.kept_back:
             pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams(PULL_STREAMS)}}
-        return await super().retain(max_age_us, max_bytes, pinned)
+        return await super().retain(max_age_us, max_bytes, pinned, lenient)
 
     async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
         """Brokers of a version before know of no floors, and would count from 0."""

@@ -70,7 +70,7 @@ BROKER: Final = (
     (
         "towline_retention_held_bytes",
         "gauge",
-        "By how much the store is larger than its limit because of open messages.",
+        "Bytes that should be gone by their age, or by the size of the store, but for open messages.",
         "retention_held_bytes",
     ),
     (
@@ -78,6 +78,18 @@ BROKER: Final = (
         "counter",
         "Open messages that retention waited for in vain, and dropped.",
         "retention_dropped_open",
+    ),
+    (
+        "towline_retention_hold_seconds",
+        "gauge",
+        "For how long retention has waited for an archive, or who else has a hold.",
+        "retention_hold_s",
+    ),
+    (
+        "towline_retention_hold_bytes",
+        "gauge",
+        "Bytes that should be gone by their age, or by the size of the store, but for a hold.",
+        "retention_hold_bytes",
     ),
     ("towline_groups_expiring", "gauge", "Groups that are removed soon, because nobody uses them.", "groups_expiring"),
     ("towline_groups_removed_total", "counter", "Groups removed because nobody used them.", "groups_removed"),

@@ -3,7 +3,7 @@
 A hold has a name in the settings (`holds`) and a small document in the store, `hold-NAME.json`, with the progress of
 its holder, by stream: written by a request (`MoveHold`), or as a file in the folder itself. Retention keeps the records
 behind that; but not for longer, and not for more, than `hold_max_s` and `hold_max_bytes`, so that a job that died
-cannot fill the disk. Both are logged.
+cannot fill the disk. Both are logged; metrics and `towline check` show that retention waits.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ log = logging.getLogger("towline.broker")
 
 KINDS: Final = (LANE_STREAMS, PULL_STREAMS, DEAD_STREAMS, OWN_STREAMS)
 REMIND_S: Final = 3600.0
+NEVER: Final = -1.0
 
 
 class Hold(msgspec.Struct):
@@ -46,6 +47,19 @@ class Holds:
         self.max_us = round(settings.hold_max_s * SECOND_US)
         self.max_bytes = settings.hold_max_bytes
         self._reminded: dict[str, float] = {}
+        self._since_s = NEVER
+        self._bytes = 0
+
+    def figures(self) -> dict[str, object]:
+        """For how long retention has waited by now, and how much that keeps."""
+        waited_s = 0.0 if self._since_s == NEVER else self._clock.steady_s() - self._since_s
+        return {
+            "retention_hold_s": round(waited_s, 3),
+            "retention_hold_max_s": self.max_us / SECOND_US,
+            "retention_hold_bytes": self._bytes,
+            "retention_hold_max_bytes": self.max_bytes,
+            "retention_hold_by": ", ".join(self._names),
+        }
 
     async def pins(self) -> dict[str, int]:
         """By stream, the first record that a holder still needs."""
@@ -79,9 +93,14 @@ class Holds:
             self._remind(name, f"hold-{name}.json cannot be read, so that retention waits for all of it: {error}")
             return None
 
-    def waits(self, why: str) -> None:
-        """Retention was kept from dropping something."""
+    def waits(self, why: str, kept_bytes: int) -> None:
+        """Retention was kept from dropping so much."""
+        self._since_s = self._clock.steady_s() if self._since_s == NEVER else self._since_s
+        self._bytes = kept_bytes
         self._remind("", f"retention waits for {', '.join(self._names)}: {why}; is the job running?")
+
+    def waits_no_more(self) -> None:
+        self._since_s, self._bytes = NEVER, 0
 
     def broke(self, what: str) -> None:
         """A limit was reached: retention did not wait."""

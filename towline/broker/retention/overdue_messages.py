@@ -1,9 +1,9 @@
 """Open messages that are older than retention waits for: found, reported, and given up.
 
 One message that a consumer holds, or that is to be retried, keeps its file and all behind it, of every topic. So
-retention waits for it no longer than `open_max_s`, and where the store has a limit, for no more than `open_max_bytes`
-beyond it: then it is dropped as waiting messages are, or goes to the dead letters if its group keeps expired messages.
-It is not carried forward: in a group that nobody uses any more it would be for ever.
+retention waits for it no longer than `open_max_s`, and keeps no more than `open_max_bytes` because of it: then it is
+dropped as waiting messages are, or goes to the dead letters if its group keeps expired messages. It is not carried
+forward: in a group that nobody uses any more it would be for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
     from towline.broker.topics.topic import Topic
     from towline.settings import BrokerSettings
-    from towline.store import Store
+    from towline.store import Store, Trimmed
 
 __all__ = ["OverdueMessages"]
 
@@ -56,7 +56,7 @@ class OverdueMessages:
         self._by_size: Wait | None = None
         """The time is that at which the message came: from then on, `open_max_s` counts here."""
         self.held_bytes = 0
-        """By how much the store is larger than it should be because of open messages."""
+        """How much there is that should be gone by its age, or by the size of the store, but for open messages."""
         self.dropped = 0
         """Messages that were given up, since the broker started."""
 
@@ -100,16 +100,18 @@ class OverdueMessages:
                     wait = Wait(oldest_us + kept_us, dispatcher.label)
         self._by_age = wait
         if wait is not None:
-            told = f"and drops them when they are {self.max_us // SECOND_US} s older than it allows"
-            self.remind("age", f"retention waits for open messages of {wait.who}, {told}")
+            self._remind_of("age", wait, f"when they are {self.max_us // SECOND_US} s older than it allows")
 
-    async def make_room(self, topics: Iterable[Topic], beyond_bytes: int) -> None:
-        """The store is larger than it should be by so much, and open messages keep it so: give up the oldest of them,
-        those that are older than `open_max_s`, or if it is more than `open_max_bytes`, whatever their age."""
-        self.held_bytes = beyond_bytes
-        if not beyond_bytes:
+    async def make_room(self, topics: Iterable[Topic], held: Trimmed | None, kept_us: int) -> None:
+        """If open messages hold back what should be gone, by the size of the store or because it is older than
+        `kept_us`, give up the oldest of them. Where the size asks for it, those that are older than `open_max_s`; and
+        if they keep more than `open_max_bytes`, whatever their age, but none that is to be kept anyway."""
+        surplus_bytes, aged_bytes = (0, 0) if held is None else (held.surplus_bytes, held.aged_bytes)
+        self.held_bytes = max(surplus_bytes, aged_bytes)
+        if not surplus_bytes:
             self._by_size = None
-            return
+            if aged_bytes <= self.max_bytes:
+                return
         found, part = [], TimeSlice()
         for topic in topics:
             await part.rest()
@@ -118,20 +120,26 @@ class OverdueMessages:
             await part.rest()
             await look_for_oldest(self._store, dispatcher, READS_MAX)
         oldest = [Wait(at_us, one.label) for one in found if (at_us := self._oldest_us(one))]
-        self._by_size = wait = min(oldest, default=None)
+        wait = min(oldest, default=None)
         if wait is None:
             return
         oldest_us, now_us = wait.since_us, self._clock.now_us()
-        before_us = min(now_us - self.max_us, oldest_us + STEP_US)
-        reason = f"open for more than {self.max_us // SECOND_US} s in a store that is too large"
-        # A stamp may be ahead of the clock.
-        part_us = min(oldest_us + max((now_us - oldest_us) // PART, 1), now_us)
-        if beyond_bytes > self.max_bytes and part_us > before_us:
-            before_us, reason = part_us, f"open messages kept more than {self.max_bytes} bytes too many"
+        before_us, reason = 0, ""
+        if surplus_bytes:
+            self._by_size = wait
+            before_us = min(now_us - self.max_us, oldest_us + STEP_US)
+            reason = f"open for more than {self.max_us // SECOND_US} s in a store that is too large"
+            self._remind_of("size", wait, f"after {self.max_us // SECOND_US} s")
+        if self.held_bytes > self.max_bytes:
+            until_us, parts = now_us, 1 / PART
+            if surplus_bytes <= self.max_bytes:
+                until_us, parts = now_us - kept_us, max(parts, 1 - self.max_bytes / aged_bytes)
+            # A stamp may be ahead of the clock.
+            part_us = min(oldest_us + max(round((until_us - oldest_us) * parts), 1), until_us)
+            if part_us > before_us:
+                before_us, reason = part_us, f"open messages kept more than {self.max_bytes} bytes too many"
         for dispatcher in found:
             await self._give_up(dispatcher, before_us, reason)
-        told = f"and drops them after {self.max_us // SECOND_US} s, or when they keep {self.max_bytes} bytes too many"
-        self.remind("size", f"retention waits for open messages of {wait.who}, {told}")
 
     def _oldest_us(self, dispatcher: Dispatcher) -> int:
         """When the oldest open message came in; 0 if that is not known."""
@@ -168,6 +176,10 @@ class OverdueMessages:
                 dispatcher.run(Skip(0, (Span(lane, 0, before),), "could not be copied to the dead letters"))
                 told = dispatcher.listed(dying)
                 log.error("%s: dying messages could not be copied, and are dropped: %s", dispatcher.label, told)
+
+    def _remind_of(self, about: str, wait: Wait, when: str) -> None:
+        told = f"and drops them {when}, or when they keep {self.max_bytes} bytes too many"
+        self.remind(about, f"retention waits for open messages of {wait.who}, {told}")
 
     def remind(self, about: str, text: str) -> None:
         """Log it, and again every hour."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from towline.broker.schedule.delivered_ids import trim_arrivals
 from towline.clock import SECOND_US, Clock, TimeSlice
+from towline.store import lowest
 
 if TYPE_CHECKING:
     from towline.broker.retention.holds import Holds
@@ -69,26 +70,35 @@ async def retain(  # noqa: PLR0917 all of it says what may go
             await trim_arrivals(store, topic)
     max_bytes = settings.retention_bytes
     # Open messages come last: they are given up only where nothing else keeps the same file.
-    needs = {**letters, **await needed(), **pins}
-    both = needs | {stream: min(at, needs.get(stream, at)) for stream, at in held.items()}
-    trimmed = await store.retain(longest_us, max_bytes, both)
-    freed, beyond_bytes = trimmed.bytes_freed, trimmed.surplus_bytes
+    firm = {**letters, **await needed()}
+    trimmed = await store.retain(longest_us, max_bytes, firm, lowest(pins, held))
+    freed, aged_bytes = trimmed.bytes_freed, trimmed.aged_bytes
+    needs = lowest(firm, pins)
     if any(stream in held and held[stream] < needs.get(stream, held[stream] + 1) for stream in trimmed.holders):
-        holds.waits(trimmed.held_back)
+        holds.waits(trimmed.held_back, max(trimmed.surplus_bytes, aged_bytes))
         longer_us = longest_us and longest_us + holds.max_us
-        more = max_bytes and max_bytes + holds.max_bytes
-        trimmed = await store.retain(longer_us, more, {**letters, **await needed(), **pins})
+        most = more = max_bytes and max_bytes + holds.max_bytes
+        if aged_bytes > holds.max_bytes:
+            by_age = max(trimmed.size_bytes - aged_bytes + holds.max_bytes, 1)
+            most = min(more or by_age, by_age)
+        trimmed = await store.retain(longer_us, most, {**letters, **await needed()}, pins)
         freed += trimmed.bytes_freed
-        beyond_bytes = trimmed.surplus_bytes and trimmed.surplus_bytes + holds.max_bytes
+        aged_bytes -= trimmed.bytes_freed
+        trimmed = trimmed._replace(
+            surplus_bytes=trimmed.size_bytes - max_bytes if more and trimmed.size_bytes > more else 0,
+            aged_bytes=aged_bytes if aged_bytes > holds.max_bytes else trimmed.aged_bytes,
+        )
         if trimmed.bytes_freed:
             holds.broke(f"{trimmed.bytes_freed:,} bytes were")
+    else:
+        holds.waits_no_more()
     await _tell_groups(topics.values(), anew=bool(freed))
     if freed:
         log.info("retention freed %d bytes", freed)
-    if beyond_bytes:
+    if trimmed.surplus_bytes:
         overdue.remind("store", f"retention could not free more: {trimmed.held_back}")
     by_open = any(stream in pins for stream in trimmed.holders)
-    await overdue.make_room(topics.values(), beyond_bytes if by_open else 0)  # it goes in the next round
+    await overdue.make_room(topics.values(), trimmed if by_open else None, longest_us)  # it goes in the next round
     return trimmed
 
 

@@ -8,11 +8,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.client.cluster.routing import Outcome, merge_figures, merge_outcomes
-from towline.errors import Conflict
+from towline.client.cluster.routing import Outcome, last_expiry_s, merge_figures, merge_outcomes
+from towline.errors import Conflict, Unavailable
 from towline.model import TopicConfig
 from towline.protocol.access import Measured
 from towline.protocol.cluster import ClientState
+from towline.protocol.figures import AWAY
 from towline.protocol.monitor import (
     GROUP_ORDERS,
     TOPIC_ORDERS,
@@ -76,8 +77,8 @@ def _ordered(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()) -> list[T]:
-    """Rows of the same thing, added up: numbers are summed, times are the earliest, and of the rest the first
-    counts."""
+    """Rows of the same thing, added up: numbers are summed, times are the earliest, and of the rest the first that is
+    not empty counts."""
     found: dict[Any, T] = {}
     for row in rows:
         name = key(row)
@@ -93,6 +94,12 @@ def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()
             elif field == "alone_since_us":
                 # A group with a consumer at one broker is not alone.
                 changes[field] = 0 if not mine or not other else min(mine, other)
+            elif field == "retry_load":
+                changes[field] = max(mine, other)
+            elif field == "expires_in_s":
+                changes[field] = last_expiry_s(mine, other)
+            elif isinstance(mine, str):
+                changes[field] = mine or other
             elif field in _NOT_SUMMED:
                 changes[field] = (
                     mine or other if isinstance(mine, bool) else min(filter(None, (mine, other)), default=0)
@@ -128,9 +135,14 @@ def join_pulses(outcomes: Sequence[Outcome[Pulsed]]) -> Pulsed:
 
 def join_figures(outcomes: Sequence[Outcome[Measured]]) -> Measured:
     found = merge_outcomes(outcomes, "asking", catch_up=True)
+    names = {f"{one.broker.name} at {one.broker.address}": one.error for one in outcomes}
+    there = [name for name, error in names.items() if error is None]
+    figures = merge_figures([one.broker for one in found], there) if found[0].broker else {}
+    if away := [name for name, error in names.items() if isinstance(error, Unavailable)]:
+        figures[AWAY] = away
     return Measured(
         max(one.at_us for one in found),
-        merge_figures([one.broker for one in found]) if found[0].broker else {},
+        figures,
         _summed((row for one in found for row in one.topics), lambda row: row.topic),
         _summed((row for one in found for row in one.groups), lambda row: (row.topic, row.group)),
     )

@@ -13,6 +13,7 @@ from towline.client.cluster.brokers import DEDUP, ClusterBrokers
 from towline.client.produce.sharding import Common, Content, shards_of
 from towline.errors import Conflict, NotFound, Partly, TowlineError, Unavailable, WrongShard
 from towline.protocol.cluster import BrokerState
+from towline.protocol.figures import NEAREST, nearest
 from towline.protocol.groups import Sought
 from towline.protocol.messages import GroupState, LaneState, TopicState
 from towline.protocol.topics import Purged, Sharded
@@ -21,6 +22,7 @@ __all__ = [
     "Outcome",
     "agreed_shards",
     "by_broker",
+    "last_expiry_s",
     "merge_figures",
     "merge_groups",
     "merge_outcomes",
@@ -47,6 +49,8 @@ _SUMMED: Final = [
     "delayed",
     "groups_expiring",
     "groups_removed",
+    "dedup_forgotten_early",
+    "retention_dropped_open",
 ]
 
 
@@ -203,11 +207,13 @@ def _merged_group(one: GroupState, other: GroupState) -> GroupState:
         unreadable=one.unreadable or other.unreadable,
         retry_load=max(one.retry_load, other.retry_load),
         unused_s=min(one.unused_s, other.unused_s),
-        # Each removes its own, once none of them has seen it used for long enough.
-        expires_in_s=-1.0
-        if min(one.expires_in_s, other.expires_in_s) < 0
-        else max(one.expires_in_s, other.expires_in_s),
+        expires_in_s=last_expiry_s(one.expires_in_s, other.expires_in_s),
     )
+
+
+def last_expiry_s(one_s: float, other_s: float) -> float:
+    """Each broker removes what it has of a group once none of them has seen it used for long enough."""
+    return -1.0 if min(one_s, other_s) < 0 else max(one_s, other_s)
 
 
 def merge_sought(answers: Sequence[Sought]) -> Sought:
@@ -228,10 +234,15 @@ def merge_purged(answers: Sequence[Purged]) -> Purged:
     return Purged(sum(one.messages for one in answers), sum(one.size_bytes for one in answers), sorted(groups.items()))
 
 
-def merge_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of the first broker, with those added up that can be."""
+def merge_figures(figures: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> dict[str, Any]:
+    """The figures of the first broker, with those added up that can be, and those of each limit of the broker that is
+    nearest to it: which one that is, by `names`."""
     merged = dict(figures[0])
     for name in _SUMMED:
         if name in merged:
             merged[name] = sum(one.get(name, 0) for one in figures)
+    worst, numbers = nearest(figures)
+    merged |= worst
+    if names:
+        merged[NEAREST] = {limit: names[number] for limit, number in numbers.items()}
     return merged

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import itemgetter
 from typing import NamedTuple
 
 from towline.clock import TimeSlice
@@ -21,6 +23,8 @@ class Verdict(NamedTuple):
     held_back: str
     holders: tuple[str, ...] = ()
     surplus_bytes: int = 0
+    aged_bytes: int = 0
+    size_bytes: int = 0
 
 
 async def what_may_go(
@@ -32,20 +36,28 @@ async def what_may_go(
     max_age_us: int,
     max_bytes: int,
     pinned: Mapping[str, int],
+    lenient: Mapping[str, int],
 ) -> Verdict:
     if not sealed:
-        return Verdict(0, "")
+        return Verdict(0, "", size_bytes=active_bytes)
+
+    def is_aged(segment: Sealed) -> bool:
+        return bool(max_age_us) and times.time_of(segment.number, segment.last_at_us) < times.now_us - max_age_us
+
     needed_from = await _first_needed(streams)
-    pin_segment, pin_reason, holder = await _first_pinned(streams, pinned)
+    firm = await _first_pinned(streams, pinned)
+    # Of both in the same segment, the firm one.
+    pin_segment, pin_reason, holder = min(firm, await _first_pinned(streams, lenient), key=itemgetter(0))
     total = active_bytes + sum(segment.size_bytes for segment in sealed)
     for count, segment in enumerate(sealed):
-        aged = bool(max_age_us) and times.time_of(segment.number, segment.last_at_us) < times.now_us - max_age_us
-        if segment.number >= needed_from and not aged and not (max_bytes and total > max_bytes):
-            return Verdict(count, "")
+        if segment.number >= needed_from and not is_aged(segment) and not (max_bytes and total > max_bytes):
+            return Verdict(count, "", size_bytes=total)
         if segment.number >= pin_segment:
-            return Verdict(count, pin_reason, (holder,), max(total - max_bytes, 0) if max_bytes else 0)
+            surplus = max(total - max_bytes, 0) if max_bytes else 0
+            aged = sum(one.size_bytes for one in takewhile(is_aged, sealed[count:]) if one.number < firm[0])
+            return Verdict(count, pin_reason, (holder,), surplus, aged, total)
         total -= segment.size_bytes
-    return Verdict(len(sealed), "")
+    return Verdict(len(sealed), "", size_bytes=total)
 
 
 async def _first_needed(streams: Streams) -> int:

@@ -389,12 +389,16 @@ class LogStore:
         self._writer.submit(unit)
         await asyncio.shield(unit.done)
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         self._check_open()
         async with self._retaining:
-            return await self._retain(max_age_us, max_bytes, pinned)
+            return await self._retain(max_age_us, max_bytes, pinned, lenient or {})
 
-    async def _retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def _retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int]
+    ) -> Trimmed:
         freed = 0
         await self._sealer.drain()
         await self._roll_if_aged(max_age_us)
@@ -407,12 +411,13 @@ class LogStore:
                 max_age_us=max_age_us,
                 max_bytes=max_bytes,
                 pinned=pinned,
+                lenient=lenient,
             )
             if not verdict.segments:
                 break
             freed += await self._sealed.delete(verdict.segments)
         self._tail.retry()
-        return Trimmed(freed, verdict.held_back, verdict.holders, verdict.surplus_bytes)
+        return Trimmed(freed, *verdict[1:])
 
     async def _roll_if_aged(self, max_age_us: int) -> None:
         """If even the last record of the segment being written is too old, seal it, so that it can go as well."""

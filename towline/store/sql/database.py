@@ -19,6 +19,7 @@ from sqlalchemy.sql import ClauseElement
 
 from towline.errors import Closed, StoreFailed, TowlineError
 from towline.store.sql.errors import NOT_ENCRYPTED, PACKET, Fault, classify, explain, in_words
+from towline.store.sql.read.cache import FrameCache
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.timeout import within
 from towline.store.sql.write.encoding import BULK, TEXT, Encoding, Into
@@ -220,6 +221,8 @@ class Database:
         """The error of the last read, if it failed."""
         self.encoding: Encoding = TEXT
         """The encoding of rows for this database; known from the first connection on."""
+        self.cache = FrameCache(settings.cache_bytes)
+        """Frames of all realms that are open here, or were: stream numbers are not reused, and frames do not change."""
         self._tls = settings.tls()
         self._host = 0
         self._idle: list[Connection] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,9 @@ from towline.clock import SYSTEM, Clock, TimeSlice
 from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
 from towline.model import Durability
 from towline.store.eras import ERAS, Era, Eras, Times, decode_eras, encode_eras
-from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
+from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of, lowest
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.ownership import Lease, release
-from towline.store.sql.read.cache import FrameCache
 from towline.store.sql.read.range_reader import FrameReader
 from towline.store.sql.read.streams import Stream, Streams
 from towline.store.sql.schema import tables
@@ -36,6 +36,8 @@ _PACKET_SPARE: Final = 64 << 10
 LETTER_ROOM: Final = 16 << 10
 """Room beside the largest message for the headers of its dead letter."""
 _CLOSE_S: Final = 15.0
+_WEIGHED_MAX: Final = 100
+"""Streams that hold retention back and are looked at for how much: the largest."""
 _DOCUMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
 
 _STREAMS = (
@@ -65,7 +67,7 @@ class SqlStore:
         self._clock = clock
         self._streams = Streams(lease.realm_id)
         self._projection = Projection(lease.realm_id, lease.epoch)
-        self._cache = FrameCache(database.settings.cache_bytes)
+        self._cache = database.cache
         self._reader = FrameReader(database, self._cache)
         self._writer = Writer(database, lease, last_unit=last_unit, publish=self._publish)
         self._sweeper = Sweeper(database, self._streams.is_last)
@@ -267,7 +269,9 @@ class SqlStore:
             freed = found.size_bytes if everything else await freed_by(self.database, found, before)
             await self._trim([Trim(found, before, freed)])
 
-    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+    async def retain(
+        self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int], lenient: Mapping[str, int] | None = None
+    ) -> Trimmed:
         self._check_writable()
         async with self._trimming:
             if self._eras.is_ahead(self._clock.now_us()):
@@ -277,13 +281,28 @@ class SqlStore:
                 await self._submit(job)
             streams = [stream for stream in self._streams if stream.first < stream.end]
             times = self.times
+            pins = lowest(pinned, lenient or {})
             planned = await plan(
-                self.database, streams, times=times, max_age_us=max_age_us, max_bytes=max_bytes, pinned=pinned
+                self.database, streams, times=times, max_age_us=max_age_us, max_bytes=max_bytes, pinned=pins
             )
             if planned.trims:
                 await self._trim(planned.trims)
             freed = sum(trim.freed_bytes for trim in planned.trims)
-            return Trimmed(freed, planned.held_back, planned.holders, planned.surplus_bytes)
+            aged_bytes = 0
+            if max_age_us:
+                aged_bytes = await self._aged_bytes(planned.holders, pinned, times.now_us - max_age_us, times)
+            size_bytes = sum(stream.size_bytes for stream in streams)
+            return Trimmed(freed, planned.held_back, planned.holders, planned.surplus_bytes, aged_bytes, size_bytes)
+
+    async def _aged_bytes(self, holders: Sequence[str], pinned: Mapping[str, int], before_us: int, times: Times) -> int:
+        """About how many bytes of these, before what is pinned, were appended before that time: by the share of their
+        records."""
+        found = [stream for name in holders if (stream := self._streams.get(name)) and stream.first < stream.end]
+        total = 0
+        for stream in heapq.nlargest(_WEIGHED_MAX, found, key=lambda one: one.size_bytes):
+            until = min(await self._reader.locate_time(stream, before_us, times), pinned.get(stream.name, stream.end))
+            total += stream.size_bytes * max(until - stream.first, 0) // (stream.end - stream.first)
+        return total
 
     async def _trim(self, trims: list[Trim]) -> None:
         job = Job(self._loop.create_future())

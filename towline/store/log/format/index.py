@@ -207,7 +207,7 @@ class IndexCache:
 
     def forget(self, segment: int) -> None:
         found = self._maps.pop(segment, None)
-        self._mapped_bytes -= found.nbytes if isinstance(found, memoryview) else 0
+        self._mapped_bytes -= 0 if found is None else _bytes_of(found)
         self._verified.discard(segment)
 
     def close(self) -> None:
@@ -217,11 +217,18 @@ class IndexCache:
         mapped = map_entries(self._path_of(segment), verify=segment not in self._verified)
         found = self._maps[segment] = self._rebuild(segment) if mapped is None else mapped
         self._verified.add(segment)
-        self._mapped_bytes += found.nbytes if isinstance(found, memoryview) else 0
+        self._mapped_bytes += _bytes_of(found)
         while self._mapped_bytes > self._limit_bytes and len(self._maps) > 1:
             _, dropped = self._maps.popitem(last=False)
-            self._mapped_bytes -= dropped.nbytes if isinstance(dropped, memoryview) else 0
+            self._mapped_bytes -= _bytes_of(dropped)
         return found
+
+
+def _bytes_of(entries: memoryview | Mapping[str, array[int]]) -> int:
+    """Of a file that is mapped, or of what was read in its place."""
+    if isinstance(entries, memoryview):
+        return entries.nbytes
+    return sum(len(one) * one.itemsize for one in entries.values())
 
 
 def map_entries(path: Path, verify: bool = True) -> memoryview | None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from typing import Final
 
 from towline.store.spi import Chunk
 
 __all__ = ["FrameCache"]
 
 
+_BESIDES: Final = 450
+"""What a frame takes in here besides its own bytes: single messages come as small ones."""
+
+
 class FrameCache:
-    """Whole frames by stream and number, up to so many bytes; those used longest ago go first."""
+    """Whole frames by stream and number, up to so many bytes of memory; those used longest ago go first."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -21,7 +26,7 @@ class FrameCache:
 
     def put(self, stream_id: int, chunk: Chunk) -> None:
         assert not chunk.start, chunk
-        length = len(chunk.frame)
+        length = len(chunk.frame) + _BESIDES
         key = (stream_id, chunk.first)
         if length > self._limit // 4 or key in self._chunks:
             return
@@ -55,7 +60,7 @@ class FrameCache:
             self._forget(stream_id, firsts[0])
 
     def _forget(self, stream_id: int, first: int) -> None:
-        self._bytes -= len(self._chunks.pop((stream_id, first)).frame)
+        self._bytes -= len(self._chunks.pop((stream_id, first)).frame) + _BESIDES
         firsts = self._firsts[stream_id]
         del firsts[bisect_right(firsts, first) - 1]
         if not firsts:
