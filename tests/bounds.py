@@ -54,13 +54,13 @@ BOUNDS: dict[str, str] = {
     "one page of the console that is open: what it shows, and where the pages before it began": """
         console.LetterPages._starts console.LetterPages._untils
         console._Delayed.shown console._Delayed.starts
-        console._Browser.bounds
+        console._Browser.bounds console._Browser.found
         console.Reasons.counts console.Resend.failed
         console.KeyedList._rows console.LetterFilter.found console.Table._page
     """,
     "connections over HTTP: 1,000, and a page each": """
         connection_limit.ConnectionLimit._visitors
-        console.HttpServer._connections
+        console.HttpServer._connections console.SearchTurns._own
         console.Session.pages
     """,
     "callers of REST: 200, and what each may have at a time": """
