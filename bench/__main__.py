@@ -33,7 +33,7 @@ from bench import (
 from bench.figures import Figure, print_figures
 from bench.soak.scenario import soak
 from bench.stage import Stage
-from tests.sql.server import use_mysqld
+from tests.store.sql.server import use_mysqld
 
 Scenario = Callable[[Stage], Iterator[Figure]]
 

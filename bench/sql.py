@@ -16,7 +16,7 @@ import towline
 from bench.figures import Figure, middle, spread
 from bench.stage import Stage
 from bench.table_queue import BATCH
-from tests.sql.server import MariaDb, new_server
+from tests.store.sql.server import MariaDb, new_server
 from towline.load.broker import BrokerProcess
 from towline.load.job import Job
 from towline.model import GroupConfig

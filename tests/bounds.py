@@ -137,7 +137,7 @@ BOUNDS: dict[str, str] = {
         delivery.Publications.staged
         delivery.Schedule.answers delivery.Schedule.floors
         delivery.Slot.cancelled
-        delivery.SettledPulls delivery.SettledPulls.robbed
+        delivery.SettledPulls delivery.SettledPulls.reduced
         delivery.Transactions._due delivery.Transactions.finished
         delivery.Transactions.open
         console.Limiter._failed console.Limiter._under_way console.Sessions._sessions
@@ -175,15 +175,15 @@ BOUNDS: dict[str, str] = {
         broker.Consumers._deserted
         broker.Dispatcher._waiters broker.Dispatcher._watching
         broker.Dispatcher.copying broker.Dispatcher.members
-        broker.PrefixSubscriptions._fans
+        broker.PrefixSubscriptions._subscriptions
         broker.Handbacks._under_way
         broker.Member.held
         broker.Passwords._changing broker.Passwords._looking
-        broker.Staging._coming broker.Staging._locks
+        broker.Staging._coming
         broker.Pulls._takers broker.Pulls._tasks
         broker.Meter.holders
         broker.RegistryTable._there broker.RegistryTable._written
-        broker.PreparedTransactions._turns
+        broker.Turns._locks
         broker.FairExecutor._busy broker.FairExecutor._waiting
     """,
     "a subscription: the topics that it has": """
@@ -236,7 +236,7 @@ BOUNDS: dict[str, str] = {
         broker.Dispatcher.counts delivery.Group.counters
         broker.AnswerBudget.reads
         broker.LoopLag._before broker.LoopLag._longest broker.LoopLag._remind_s
-        broker.LoopLag._untold
+        broker.LoopLag._unreported
         broker.MetricsServer._hosts broker.Webhooks._hosts broker.Webhooks._networks
         broker.Holds._names broker.Holds._reminded broker.LoginAttempts._gateways
         broker.OverdueMessages._reminded

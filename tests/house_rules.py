@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 GROUND = {"model", "errors", "clock", "connection_limit", "files", "format", "log_lines", "version"}
 
@@ -74,10 +73,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "client": (
         ("link",),
         ("consume", "produce", "requests", "results"),
-        ("operation", "options", "embedded"),
+        ("options", "embedded"),
         ("cluster",),
         ("admin",),
-        ("factories",),
         ("_sync", "_async"),
         ("app", "bulk"),
     ),
@@ -98,6 +96,8 @@ BACKWARDS = {
     ("towline.broker.broker", "towline.broker.cluster"),
 }
 
+PUBLIC = {"towline"} | {f"towline.{name}" for name in ("__main__", "aio", "cli", "errors", "model", "spark")}
+"""What tests use as programs do; all else of the package goes through `tests/inside`, so that a module can move."""
 FLAT = {"towline.cli", "towline.protocol", "towline.console.pages"}
 """Where a file is a command, a noun of the wire, a page."""
 MODULES_MAX = 14
@@ -113,9 +113,6 @@ FORBIDDEN_MODULES: dict[str, set[str]] = {
     "frame": WAITING | {"random", "time"},
 }
 
-HEAVY = {"asyncmy", "cyclopts", "fastapi", "nicegui", "numpy", "pyarrow", "pyspark", "rich", "sqlalchemy"}
-SLOW = HEAVY | {"asyncio", "crc32c", "msgspec", "ssl", "uvloop"}
-"""What takes a while to import, besides."""
 VAGUE = {"common", "helper", "helpers", "misc", "util", "utils"}
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "os.popen", "os.system", "yaml.load", "yaml.unsafe_load"}
@@ -136,6 +133,17 @@ def packages_in(sources: Sources) -> set[str]:
     return {name.rpartition(".")[0] for name in sources} | {"towline"}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a source, which many rules look at and none changes."""
+    return ast.parse(source)
+
+
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(source)))
+
+
 # --- what a module imports --------------------------------------------------------------------------------------------
 
 MODULE_STRING = re.compile(r"towline(\.\w+)*(:\w+)?")
@@ -148,8 +156,7 @@ def imports_of(name: str, source: str, *, modules: Iterable[str] = (), is_packag
     """
     known = set(modules)
     found: set[str] = set()
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -157,7 +164,7 @@ def imports_of(name: str, source: str, *, modules: Iterable[str] = (), is_packag
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 found.add(full if full in known else base)
-    return found | _imports_by_string(tree)
+    return found | _imports_by_string(nodes_of(source))
 
 
 def _base_of(name: str, node: ast.ImportFrom, *, is_package: bool) -> str:
@@ -168,18 +175,16 @@ def _base_of(name: str, node: ast.ImportFrom, *, is_package: bool) -> str:
     return ".".join([*parts, node.module] if node.module else parts)
 
 
-def _imports_by_string(tree: ast.Module) -> set[str]:
+def _imports_by_string(nodes: Sequence[ast.AST]) -> set[str]:
     """Modules given to `import_module`, and entry points such as "towline.cli.topics:app".
 
     Where `import_module` is called with a variable, every string that looks like a module of ours may be meant.
     """
-    calls = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func).endswith("import_module")
-    ]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _dotted(node.func).endswith("import_module")]
     named = {arg.value for call in calls for arg in call.args[:1] if isinstance(arg, ast.Constant)}
     by_variable = any(call.args and not isinstance(call.args[0], ast.Constant) for call in calls)
     found = {text for text in named if isinstance(text, str)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_STRING.fullmatch(node.value):
             module, colon, _ = node.value.partition(":")
             if colon or by_variable:
@@ -262,7 +267,7 @@ def dead_modules(sources: Sources, entered: Iterable[str] = ()) -> list[str]:
 
 def export_faults(name: str, source: str) -> list[str]:
     """What is wrong with `__all__`, if there is one. The order is ruff's: CONSTANTS, then Classes, then the rest."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     faults = []
     for node in tree.body:
         if not (isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and "__all__" in _bound_by(node)):
@@ -315,7 +320,7 @@ def vague_names(modules: Iterable[str]) -> list[str]:
 
 def unsafe_code(name: str, source: str) -> list[str]:
     found = [f"{name} imports {module}" for module in imports_of(name, source) if module in UNSAFE_MODULES]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             call = _dotted(node.func)
             if call in UNSAFE_CALLS:
@@ -334,7 +339,7 @@ def open_files(name: str, source: str) -> list[str]:
     if name in OPEN_TO_OTHERS or area_of(name) in {"demo", "load"}:
         return []
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             call, text = _dotted(node.func), ast.unparse(node)
             given = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
@@ -348,14 +353,6 @@ def open_files(name: str, source: str) -> list[str]:
 
 def _is_false(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and not value.value
-
-
-def heavy_modules_after(statement: str, heavy: set[str] = HEAVY) -> list[str]:
-    """Which heavy packages a fresh interpreter has loaded after the statement."""
-    script = f"import sys\n{statement}\nprint(*sorted({heavy!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 def wrong_layers(sources: Sources) -> list[str]:
@@ -398,6 +395,25 @@ def at_run_time(source: str) -> str:
     return ast.unparse(tree)
 
 
+def past_the_facade(tests: Sources, modules: Iterable[str]) -> list[str]:
+    """What tests outside `tests/unit` import or patch from below the public API, past `tests/inside`."""
+    return [
+        f"{name} uses {target}"
+        for name, source in tests.items()
+        if not any(_is_within(name, open_to) for open_to in ("tests.unit", "tests.inside"))
+        for target in sorted(imports_of(name, source, modules=modules) | _patched_in(source))
+        if _is_within(target, "towline") and target not in PUBLIC
+    ]
+
+
+def _patched_in(source: str) -> set[str]:
+    """The names that `monkeypatch.setattr` and its like get as strings."""
+    calls = [node for node in nodes_of(source) if isinstance(node, ast.Call) and node.args]
+    firsts = [call.args[0] for call in calls if _dotted(call.func).endswith((".setattr", ".delattr"))]
+    texts = [first.value for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)]
+    return {text for text in texts if re.fullmatch(r"towline(\.\w+){2,}", text)}
+
+
 def crowded_folders(sources: Sources) -> list[str]:
     """Folders of more modules than one sees at a glance."""
     packages = packages_in(sources)
@@ -405,22 +421,85 @@ def crowded_folders(sources: Sources) -> list[str]:
     return [f"{name}: {count}" for name, count in folders.items() if count > MODULES_MAX and name not in FLAT]
 
 
+METAPHORS = {
+    "agenda",
+    "burial",
+    "census",
+    "commons",
+    "companion",
+    "desk",
+    "errand",
+    "escrow",
+    "fan",
+    "fleet",
+    "flows",
+    "front",
+    "obituary",
+    "outlook",
+    "pace",
+    "parcel",
+    "places",
+    "plainly",
+    "shelf",
+    "shield",
+    "sifting",
+    "standing",
+    "terms",
+    "undertaking",
+    "verdict",
+    "wishes",
+    "words",
+}
+"""Pictures that modules were named by once."""
+
+
 def verbs_as_names(modules: Iterable[str]) -> list[str]:
-    """Modules that are named by what they do, instead of by what they are."""
+    """Modules that are named by what they do, or by a picture, instead of by what they are."""
     lasts = ((module, module.rpartition(".")[2]) for module in modules)
-    return [module for module, last in lasts if last.endswith("ing") and last.rpartition("_")[2] not in GLOSSARY]
+    return [
+        module
+        for module, last in lasts
+        if (last.endswith("ing") and last.rpartition("_")[2] not in GLOSSARY) or last in METAPHORS
+    ]
+
+
+RIDDLE = re.compile(r"(What|Who|Where|How|When|Why|Whose|Which) ")
+FOR_PEOPLE = ("towline.cli", "towline.console.rest")
+"""Where the docstrings of classes are shown: help of commands, descriptions in the OpenAPI document."""
+
+
+RIDDLES_LEFT = {"Context", "Opening", "Transacting", "_Gathering"}
+"""Classes that are yet to be named. This list gets shorter."""
 
 
 def riddles(name: str, source: str) -> list[str]:
-    """Docstrings of modules that go round the noun instead of naming it."""
-    text = ast.get_docstring(ast.parse(source)) or ""
-    return [name] if re.match(r"(What|Who|Where|How|When|Why|Whose|Which) ", text) else []
+    """Docstrings of modules and classes that go round the noun instead of naming it."""
+    found = [name] if RIDDLE.match(ast.get_docstring(parsed(source)) or "") else []
+    if any(_is_within(name, one) for one in FOR_PEOPLE):
+        return found
+    classes = [node for node in nodes_of(source) if isinstance(node, ast.ClassDef)]
+    left = [one.name for one in classes if RIDDLE.match(ast.get_docstring(one) or "")]
+    return found + [f"{name}:{one}" for one in left if one not in RIDDLES_LEFT]
+
+
+UNMAPPED = FLAT | {"towline", "towline.client._async", "towline.client._sync"}
+"""Where the names of the modules are the map; and the two clients, which are mapped with the whole client."""
+
+
+def unmapped(sources: Sources) -> list[str]:
+    """Modules and folders that the map in their package's docstring does not name."""
+    found = []
+    for name in sorted(packages_in(sources) & set(sources) - UNMAPPED):
+        words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(sources[name])) or ""))
+        parts = {one.rpartition(".")[2] for one in sources if one.rpartition(".")[0] == name} - {"__main__"}
+        found += [f"{name}.{part}" for part in sorted(parts - words)]
+    return found
 
 
 def long_functions(name: str, source: str) -> list[str]:
     return [
         f"{name}:{node.lineno} {node.name}"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION_MAX
     ]

@@ -36,40 +36,35 @@ __all__ = [
     "run_program",
 ]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 STAMP = Path(sys.prefix) / "towline-parts"
 """What was seen to start, and in what state of the machine."""
 DEADLINE_S = 240.0
 
 NEEDS = {
-    "tests/access/test_security.py": ("openssl",),
-    "tests/alarms/test_kinds.py": ("mariadb",),
     "tests/broker": ("mariadb",),
+    "tests/broker/access/test_access.py": ("openssl",),
+    "tests/broker/access/test_security.py": ("openssl",),
+    "tests/broker/cluster/test_mtls.py": ("openssl",),
+    "tests/broker/server/test_unread_answers.py": ("openssl",),
     "tests/cli/test_access.py": ("openssl",),
-    "tests/cli/test_shows.py": ("java",),
+    "tests/cli/test_demo.py": ("java",),
     "tests/client": ("mariadb",),
-    "tests/client/test_brokers.py": ("openssl",),
-    "tests/cluster/test_common_ground.py": ("mariadb",),
-    "tests/cluster/test_mtls.py": ("openssl",),
-    "tests/cluster/test_sql_away.py": ("mariadb",),
-    "tests/cluster/test_sql_chaos.py": ("mariadb",),
-    "tests/cluster/test_sql_cluster.py": ("mariadb",),
-    "tests/cluster/test_sql_failover.py": ("mariadb",),
+    "tests/client/link/test_broker_restart.py": ("openssl",),
     "tests/console": ("browser",),
-    "tests/console/test_beside.py": ("openssl",),
+    "tests/console/test_served_console.py": ("openssl",),
     "tests/console/test_tls.py": ("openssl",),
-    "tests/contract": ("mariadb",),
-    "tests/crash/test_kill_catalog.py": ("mariadb",),
-    "tests/everything": ("mariadb",),
-    "tests/semantics": ("mariadb",),
-    "tests/server/test_access.py": ("openssl",),
-    "tests/server/test_unread_answers.py": ("openssl",),
     "tests/spark": ("java", "mariadb"),
-    "tests/sql": ("mariadb",),
-    "tests/sql/test_galera.py": ("galera",),
-    "tests/sql/test_login.py": ("openssl",),
-    "tests/test_dev.py": ("shellcheck",),
-    "tests/upgrade/test_rolling.py": ("mariadb",),
+    "tests/store/contract": ("mariadb",),
+    "tests/store/sql": ("mariadb",),
+    "tests/store/sql/test_galera.py": ("galera",),
+    "tests/store/sql/test_login.py": ("openssl",),
+    "tests/system/cluster": ("mariadb",),
+    "tests/system/crash/test_kill_catalog.py": ("mariadb",),
+    "tests/system/everything": ("mariadb",),
+    "tests/system/semantics": ("mariadb",),
+    "tests/system/test_dev.py": ("shellcheck",),
+    "tests/system/upgrade/test_rolling.py": ("mariadb",),
 }
 """The parts that the tests of a file, or of all files below a folder, start."""
 
@@ -131,7 +126,7 @@ def start_java() -> None:
 
 
 def start_mariadb() -> None:
-    from tests.sql.server import MariaDb
+    from tests.store.sql.server import MariaDb
 
     server = MariaDb()
     try:
@@ -141,7 +136,7 @@ def start_mariadb() -> None:
 
 
 def start_galera() -> None:
-    from tests.sql.galera import Galera
+    from tests.store.sql.galera import Galera
 
     run_program(program("rsync"), "--version")
     with Galera(size=1) as cluster:

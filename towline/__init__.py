@@ -148,7 +148,7 @@ _HOMES: dict[str, str] = {
     "TransactionState": "towline.protocol.transactions",
     "connect": "towline.client._sync.client",
 }
-"""Where names come from that are loaded when somebody asks for them: a program that imports us may not need us yet."""
+"""Module of each public name, imported on first use: a program that imports us may not need it yet."""
 
 
 def __getattr__(name: str) -> Any:

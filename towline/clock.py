@@ -30,7 +30,7 @@ SECOND_US = 1_000_000
 SET_US = SECOND_US
 """A clock that is off by more than this from what it would be was set."""
 STEP_US: Final = 3600 * SECOND_US
-"""A time that was written down and is further ahead than this is one of a clock that was wrong."""
+"""A recorded time that is further ahead than this was written by a clock that was wrong."""
 _STEP_BYTES = 64 << 10
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ SLICE_S: Final = 0.003
 
 
 def is_ahead(time_us: int, now_us: int) -> bool:
-    """Whether what was written down is no time that has been: it would hold on to things until it comes."""
+    """Whether a recorded time lies in the future: waiting for it would last until then."""
     return time_us > now_us + STEP_US
 
 
@@ -61,8 +61,8 @@ class SystemClock:
 
 
 class SteadyClock:
-    """The time by which things wait for a while: the clock as it was when this was made, and even since, whoever sets
-    the clock. What outlives the process, and what people see, is written by the clock as it is: later by `set_us`."""
+    """A clock for waits: the wall clock as it was when this was made, and even since, whoever sets the clock. Times
+    that outlive the process, and those that people see, are written by the wall clock: later by `set_us`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -74,13 +74,13 @@ class SteadyClock:
         return self._begin_us + round(self._clock.steady_s() * SECOND_US)
 
     def look(self) -> None:
-        """See whether the clock was set."""
+        """Notice whether the clock was set."""
         set_us = self._drift_us() - self._begin_us
         if abs(set_us - self.set_us) > SET_US:
             self.set_us = set_us
 
     def on_clock(self, time_us: int) -> int:
-        """When it is that time, by the clock as it is; 0 is never, or at any time."""
+        """A time of this clock by the wall clock; 0 is never, or at any time."""
         return time_us and time_us + self.set_us
 
     def _drift_us(self) -> int:
@@ -88,7 +88,7 @@ class SteadyClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self, now_us: int = 1_700_000_000 * SECOND_US) -> None:
         self.value_us = now_us
@@ -107,7 +107,7 @@ SYSTEM = SystemClock()
 
 
 class Patience:
-    """Watches something that ought to get on, and runs out when it stands (almost) still for too long."""
+    """A stall detector: it runs out when its work stands (almost) still for too long."""
 
     __slots__ = ("_mark", "_since")
 
@@ -116,7 +116,7 @@ class Patience:
         self._mark = 0
 
     def is_over(self, now_s: float, limit_s: float, progress: int | None) -> bool:
-        """`progress` grows, in bytes, as things get on; None is that there is nothing to wait for. Less than 64 KiB
+        """`progress` grows, in bytes, as the work goes on; None while there is nothing to wait for. Less than 64 KiB
         within the limit is standing still."""
         if progress is None:
             self._since = None
@@ -127,12 +127,12 @@ class Patience:
         return now_s - self._since > limit_s
 
     def stands_s(self, now_s: float) -> float:
-        """For how long it has stood still, when it was looked at last."""
+        """For how long the work has stood still, as of the last look."""
         return 0.0 if self._since is None else now_s - self._since
 
 
 class TimeSlice:
-    """A part of work that takes long: when it is over, others have their turn."""
+    """A share of time on the event loop: when it is over, other tasks run."""
 
     __slots__ = ("_end_s",)
 
@@ -144,7 +144,7 @@ class TimeSlice:
         return time.perf_counter() >= self._end_s
 
     async def rest(self) -> None:
-        """Give way, if it is over."""
+        """Yield to the loop, if the slice is over."""
         if time.perf_counter() >= self._end_s:
             await _turn()
             self._end_s = time.perf_counter() + SLICE_S
@@ -157,8 +157,8 @@ def _turn() -> Generator[None, None, None]:
 
 
 async def in_slices(items: Iterable[_T], part: TimeSlice | None = None) -> AsyncIterator[_T]:
-    """All of these. Others run in between, so what is gone through must not be changed by them. It goes on with the
-    `part` of what came before it."""
+    """All of these. Other tasks run in between, so the iterable must not be changed by them. The slice of the work
+    before continues as `part`."""
     part = part or TimeSlice()
     for item in items:
         if part.over:
@@ -167,7 +167,7 @@ async def in_slices(items: Iterable[_T], part: TimeSlice | None = None) -> Async
 
 
 async def in_steps(work: Generator[None, None, _T], part: TimeSlice | None = None) -> _T:
-    """Work that says itself where others may have their turn. Where it is one of many, `part` is that of all."""
+    """Run work that yields where other tasks may run. Where it is one of many, `part` is the slice of all."""
     part = part or TimeSlice()
     while True:
         try:

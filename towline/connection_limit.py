@@ -1,6 +1,6 @@
 """Limits of HTTP connections: in all, and from one address; and of the files that a process may open.
 
-At a limit, the one that has kept us waiting for longest makes room for the next: half a request, or none.
+At a limit, the connection that has kept us waiting for longest makes room for the next: half a request, or none.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ __all__ = ["ConnectionLimit", "Visitor", "allow_files"]
 log = logging.getLogger("towline.serve")
 
 YIELD_S: Final = 1.0
-"""Whoever has sent nothing of the rest of its request for this long makes room for others, if there is none left."""
+"""A connection that has sent nothing of the rest of its request for this long makes room for others, if there is none
+left."""
 
 
 class Visitor(Hashable, Protocol):
-    """A connection, as far as its place is concerned."""
+    """A connection as the limit sees it."""
 
     @property
     def host(self) -> str:
-        """Where it comes from."""
+        """Its remote address."""
 
     @property
     def waits_since_s(self) -> float | None:
-        """Since when nothing has come of the request that we wait for; None while it is not for the client to go on."""
+        """Since when nothing has come of the request that we wait for; None while the client need not send."""
 
 
 V = TypeVar("V", bound=Visitor)
@@ -41,7 +42,7 @@ class ConnectionLimit(Generic[V]):
     def __init__(self, most: int, of_address: int) -> None:
         self.most = most
         self.of_address = of_address
-        """0 is no limit but the one in all."""
+        """Per address; 0 is no limit but the one in all."""
         self._visitors: dict[str, dict[V, None]] = {}
         self._count = 0
 
@@ -49,7 +50,7 @@ class ConnectionLimit(Generic[V]):
         return self._count
 
     def enter(self, visitor: V, now_s: float) -> tuple[int, V | None]:
-        """Let a connection in: 0, and who goes for it; or the status of HTTP with which it is refused."""
+        """Admit a connection: 0, and the one that goes for it; or the status of HTTP with which it is refused."""
         some = self._visitors.get(origin_of(visitor.host), {})
         going = None
         if self.of_address and len(some) >= self.of_address:
@@ -86,7 +87,7 @@ def _longest_waiting(some: Iterable[V], now_s: float) -> V | None:
 
 
 def allow_files(wanted: int) -> None:
-    """Raise the soft limit of open files, as far as the hard one allows, so that limits of connections can be true."""
+    """Raise the soft limit of open files, as far as the hard one allows, so that limits of connections can hold."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

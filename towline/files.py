@@ -36,7 +36,7 @@ def open_private(path: Path, flags: int, *, secret: bool = False) -> int:
 
 
 def make_folder(path: Path) -> list[Path]:
-    """Make a folder for its owner alone, and those above it for nobody else to change; answers what was missing, from
+    """Make a folder for its owner alone, and those above it for nobody else to change; returns what was missing, from
     the inside out."""
     missing = [one for one in (path, *path.parents) if not one.exists()]
     for one in reversed(missing):
@@ -55,7 +55,7 @@ def folder_mode(folder: Path) -> int:
 
 
 def narrow(path: Path, mode: int) -> bool:
-    """Take from a file or folder what goes beyond `mode`; whether there was anything. A link is left as it is."""
+    """Remove permissions of a file or folder beyond `mode`; whether there were any. A link is left as it is."""
     status = path.lstat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or not status.st_mode & 0o777 & ~mode:
         return False

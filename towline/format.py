@@ -4,11 +4,12 @@ A store states its number when it is made. A broker that knows a lower one does 
 one reads what is there, and raises the number, after which no version before can open the store.
 
 The number covers all that is written: records and index files, frame flags, columns of tables, events and marks, heads,
-snapshots and documents, with each of their fields, and the words that some of these may hold. `tests/formats/` lists
-them by number, and a test fails when something is added, or changed, without another number. So nothing that a broker
-meets in a store of a number that it knows is unknown to it. If something is, the store was written by something else,
-and the start is refused: no record is passed over, no field or value of one, and no value in a document. Only what else
-a map holds (JSON documents, and settings in changes of topics and groups) is not looked at: the number stands for it.
+snapshots and documents, with each of their fields, and the words that some of these may hold. `tests/unit/formats/`
+lists them by number, and a test fails when something is added, or changed, without another number. So nothing that a
+broker meets in a store of a number that it knows is unknown to it. If something is, the store was written by something
+else, and the start is refused: no record is passed over, no field or value of one, and no value in a document. Only
+what else a map holds (JSON documents, and settings in changes of topics and groups) is not looked at: the number stands
+for it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Note(msgspec.Struct):
 
 
 def writer_in(note: bytes) -> str:
-    """The version that has written this `NOTE`; empty if that cannot be told."""
+    """The version that wrote this `NOTE`; empty if unknown."""
     try:
         return msgspec.json.decode(note, type=Note).towline
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -59,7 +60,8 @@ def writer_in(note: bytes) -> str:
 
 
 def instead_of(writer: str) -> str:
-    """Which version to use for what this one does not understand. `writer`: the one that wrote it, if that is known."""
+    """A hint which version to use for a store that this one does not understand. `writer`: the one that wrote it, if
+    known."""
     is_newer = order_of(writer) > order_of(__version__)
     return f"use Towline {writer} or newer" if is_newer else "use the version that has written it"
 
@@ -76,7 +78,7 @@ def refuse_newer(what: str, number: int, writer: str = "") -> None:
 
 
 def not_understood(where: str, error: object) -> NewerFormat:
-    """A record that came whole from the disk, as its checksum says, and makes no sense here."""
+    """The error about a record that is whole, by its checksum, and makes no sense to this version."""
     return NewerFormat(
         f"{where} is not understood ({error}): it is of another version of Towline than this, {__version__}"
     )
@@ -84,7 +86,7 @@ def not_understood(where: str, error: object) -> NewerFormat:
 
 @contextmanager
 def understood(name: str, document: bytes) -> Iterator[None]:
-    """While a document is decoded. If that fails although it is whole, it is not a damaged one."""
+    """Around the decoding of a document: a failure although it is whole means a newer format, not damage."""
     try:
         yield
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Lines of a log, and lines on a terminal: what others wrote stands in them escaped.
+"""Lines of a log or a terminal, with texts of others escaped.
 
 A nack's reason, the name of a transaction or of a client comes from whoever sent it. In a line of a log it must not
 begin a line of its own, nor give orders to the terminal that shows it, nor turn the text around.
@@ -24,7 +24,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def harmless(text: str, allowed: str = "") -> str:
-    """Without control characters, but for those `allowed`: they are written as Python writes them."""
+    """The text without control characters, but for those `allowed`: they are written as Python writes them."""
     return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else _escaped(ord(match[0])), text)
 
 
@@ -51,14 +51,14 @@ def _indented(text: str) -> str:
 
 
 def log_to_stderr(level: str, formatter: LineFormatter, *, force: bool = True) -> None:
-    """All that this process logs goes to stderr; unless `force` is wanted, only if nobody has said where to."""
+    """Log to stderr; unless `force` is given, only if no handler is set."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=force)
 
 
 class RateLimitedLog:
-    """Logs at most so many lines a minute, and then how many it left out: strangers must not fill the disk."""
+    """A logger with so many lines a minute, which then logs how many it left out: strangers must not fill the disk."""
 
     def __init__(self, logger: logging.Logger, per_minute: int = 20) -> None:
         self._logger = logger

@@ -7,23 +7,38 @@ import re
 import zlib
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from towline.errors import BadName, BadRequest
 
 __all__ = [
+    "ARRIVED_STREAMS",
     "AT_MOST_ONCE",
+    "DEAD_STREAMS",
     "DELAY",
     "DELAY_LEVELS",
+    "DELAY_STREAMS",
+    "DIED_AT",
+    "DIED_ATTEMPT",
+    "DIED_ORIGIN",
+    "DIED_REASON",
     "EMAILS_MAX",
+    "GROUPS_FILE",
     "LANES",
+    "LANE_STREAMS",
     "MAX_GROUPS_PER_TOPIC",
     "MAX_SHARDS",
     "MAX_SHARDS_IN_ALL",
     "MAX_TOPICS",
+    "OFFSETS_FILE",
+    "OWN_STREAMS",
     "PRIVATE",
+    "PULL_STREAMS",
+    "SCHEDULE_FILE",
+    "SCHEDULE_MARKS",
+    "TOPICS_FILE",
     "Durability",
     "GroupConfig",
     "Priority",
@@ -58,12 +73,12 @@ LANES: tuple[Priority, ...] = ("high", "middle", "low")
 """The lanes of a shared topic, in the order in which a pull fills from them. A lane's number is its place here."""
 
 DELAY = "delay"
-"""What stands for the lane in the id of a message that is delayed."""
+"""The word in place of the lane in the id of a delayed message."""
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 PRIVATE = "~"
-"""A consumer without a group has its own progress; it is kept under its name behind this sign."""
+"""Prefix of the name under which the progress of a consumer without a group is kept."""
 
 AT_MOST_ONCE = "at-most-once"
 
@@ -82,7 +97,7 @@ _GROUP = re.compile(r"~?[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 
 
 class Durability(enum.IntEnum):
-    """What an acknowledged send survives."""
+    """The durability of an acknowledged send."""
 
     RECEIVED = 0
     """Nothing: it was acknowledged from memory, and is stored soon after."""
@@ -112,14 +127,14 @@ class Span(NamedTuple):
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
-    """Where a sent message is: it can be found by this for as long as it is kept."""
+    """Position of a sent message: it is found by this for as long as it is kept."""
 
     topic: str
     lane: str
     seq: int
     appended_at_us: int = 0
     broker: str = ""
-    """Where it is, in a cluster whose brokers keep their own messages."""
+    """The broker that holds it, in a cluster whose brokers keep their own messages."""
 
     @property
     def id(self) -> str:
@@ -127,7 +142,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """When a failed message is tried again, and when it is given up.
+    """The policy of retries: the back-off after each failure, and the number of attempts.
 
     RetryPolicy(max_attempts=5, delays_s=(1, 10, 60))
     RetryPolicy(kind="exponential", first_s=1, factor=2, cap_s=600, jitter=0.2)
@@ -137,12 +152,13 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     delays_s: tuple[float, ...] = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
     """The wait after the first, second, … failed attempt; the last one holds for all that follow."""
     kind: Literal["delays", "exponential"] = "delays"
-    """What counts: the list of delays, or a wait that grows by a factor from attempt to attempt."""
+    """A list of delays, or a wait that grows by a factor from attempt to attempt."""
     first_s: float = 1.0
     factor: float = 2.0
     cap_s: float = 3600.0
     jitter: float = 0.0
-    """Up to this part of a growing wait is left out, by chance, so that what failed together is not tried together."""
+    """Up to this fraction of a growing wait is subtracted at random, so that what failed together is not tried
+    together."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= 10_000:
@@ -155,8 +171,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             raise BadRequest("retry delays: give 1 to 100 of them, each between 0 seconds and a year")
 
     def delay_s(self, attempt: int, chance: tuple[int, int] = (0, 0)) -> float:
-        """The wait after attempt number `attempt` (1 is the first) has failed. The jitter follows from `chance`:
-        numbers that tell the failure from others. The same numbers, the same wait."""
+        """The wait after attempt number `attempt` (1 is the first) has failed. The jitter is derived from `chance`,
+        numbers that differ from failure to failure: the same numbers give the same wait."""
         if self.kind == "delays":
             return self.delays_s[min(attempt, len(self.delays_s)) - 1]
         # Beyond this many steps any factor worth the name has reached the cap, and a float its end.
@@ -168,7 +184,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """What is kept about a topic in `topics.json`."""
+    """Settings of a topic, as `topics.json` keeps them."""
 
     name: str
     created_at_us: int = 0
@@ -180,11 +196,12 @@ class TopicConfig(msgspec.Struct, frozen=True):
     business_line: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """The application or team that it belongs to."""
     author: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """Whom to ask about it."""
+    """The person to ask about it."""
     alarm_emails: Annotated[tuple[str, ...], msgspec.Meta(max_length=20)] = ()
-    """Who is told when a rule raises an alarm about it."""
+    """Recipients of the alarms about it."""
     start: Literal["", "earliest", "latest"] = ""
-    """Where its new groups begin, unless their first consumer says; empty is as the broker says."""
+    """The position at which its new groups begin, unless their first consumer gives one; empty is the broker's
+    setting."""
 
     def __post_init__(self) -> None:
         check_topic(self.name)
@@ -198,13 +215,13 @@ class TopicConfig(msgspec.Struct, frozen=True):
 
 
 class GroupConfig(msgspec.Struct, frozen=True):
-    """What is kept about a group of a topic in `subscriptionGroup.json`."""
+    """Settings of a group of a topic, as `subscriptionGroup.json` keeps them."""
 
     topic: str
     name: str
     start: Annotated[str, msgspec.Meta(pattern=r"^(earliest|latest|@[0-9]{1,18}|)$")] = ""
-    """Where a new group begins: at the oldest message, behind the newest, or at a time (`@` and microseconds). Empty is
-    as its topic says, or else the broker."""
+    """The position at which a new group begins: the oldest message, behind the newest, or a time (`@` and
+    microseconds). Empty is the topic's setting, or else the broker's."""
     retry: RetryPolicy = RetryPolicy()
     timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0
     """A pull not settled after this long is taken away from its consumer; 0 is never, while the consumer beats."""
@@ -216,17 +233,17 @@ class GroupConfig(msgspec.Struct, frozen=True):
     dead_retention_s: Annotated[float, msgspec.Meta(ge=0)] = 0
     """How long dead letters are kept, whatever the retention of messages is; 0 is like any message."""
     paused: bool = False
-    """It rests: its consumers wait, and get nothing until it is resumed."""
+    """Consumers of a paused group wait, and get nothing until it is resumed."""
     pause_reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
     paused_at_us: int = 0
-    """Since when it rests."""
+    """The time at which it was paused."""
     share: tuple[int, ...] = (90, 9, 1)
     """How the places of a batch are shared between high, middle and low when it cannot take all: so many parts for
     each, as far as there are messages for them. Empty is strictly by priority, though lower ones may starve."""
     mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
     """At most once: what is delivered counts as consumed, and is never delivered again."""
     expired_to_dead: bool = False
-    """Messages whose lifetime is over go to the dead letters, rather than away."""
+    """Expired messages go to the dead letters instead of being dropped."""
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -329,26 +346,48 @@ def lane_name(lane: int, shards: int) -> str:
     return names[lane] if lane < len(names) else f"own-{LANES[lane - len(names)]}"
 
 
+DIED_ORIGIN: Final = "towline-origin"
+DIED_ATTEMPT: Final = "towline-attempt"
+DIED_REASON: Final = "towline-reason"
+DIED_AT: Final = "towline-died-at"
+"""Headers that a dead letter has besides those of the message."""
+
+TOPICS_FILE: Final = "topics.json"
+GROUPS_FILE: Final = "subscriptionGroup.json"
+OFFSETS_FILE: Final = "consumerOffset.json"
+SCHEDULE_FILE: Final = "delayOffset.json"
+"""Documents of a store that others read as well."""
+
+LANE_STREAMS: Final = "lane/"
+PULL_STREAMS: Final = "pull/"
+DEAD_STREAMS: Final = "dead/"
+OWN_STREAMS: Final = "own/"
+DELAY_STREAMS: Final = "delay/"
+ARRIVED_STREAMS: Final = "arrived/"
+"""The kinds of streams: their names begin so."""
+SCHEDULE_MARKS: Final = f"{DELAY_STREAMS}marks"
+
+
 def lane_stream(topic: str, lane: str) -> str:
-    return f"lane/{topic}/{lane}"
+    return f"{LANE_STREAMS}{topic}/{lane}"
 
 
 def pull_stream(topic: str, group: str) -> str:
-    return f"pull/{topic}/{group}"
+    return f"{PULL_STREAMS}{topic}/{group}"
 
 
 def arrived_stream(topic: str) -> str:
-    """Where the delayed messages of a topic are, since they were due."""
-    return f"arrived/{topic}"
+    """The stream of a topic's delayed messages since they were due."""
+    return f"{ARRIVED_STREAMS}{topic}"
 
 
 def dead_stream(topic: str, group: str) -> str:
-    return f"dead/{topic}/{group}"
+    return f"{DEAD_STREAMS}{topic}/{group}"
 
 
 def own_stream(topic: str, group: str, lane: str) -> str:
-    """Messages for one group alone: dead letters that are sent again."""
-    return f"own/{topic}/{group}/{lane}"
+    """A lane for one group alone: dead letters that are sent again."""
+    return f"{OWN_STREAMS}{topic}/{group}/{lane}"
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
@@ -365,7 +404,7 @@ def message_id(topic: str, lane: str, seq: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[str, str, int]:
-    """What an id is made of; without the broker that may stand behind an `@`. The lane is `delay` in the id that a
+    """The topic, lane and number in an id; a broker behind an `@` is cut off. The lane is `delay` in the id that a
     delayed message got when it was sent."""
     topic, _, rest = text.partition("@")[0].partition("/")
     lane, _, seq = rest.partition("/")
@@ -376,12 +415,13 @@ def parse_message_id(text: str) -> tuple[str, str, int]:
 
 
 def rank(key: str, broker: str) -> bytes:
-    """Rendezvous hashing: what has this key belongs to the broker of the highest rank, whoever asks."""
+    """Rendezvous hashing: a key belongs to the broker of the highest rank."""
     return blake2b(f"{key}|{broker}".encode(), digest_size=8).digest()
 
 
 def origin_of(host: str) -> str:
-    """By what wrong logins are counted: an address; of IPv6 the network of 64 bits, since a machine has all of it."""
+    """The origin under which wrong logins are counted: an address; of IPv6 the network of 64 bits, since a machine has
+    all of it."""
     import ipaddress  # here only: it takes longer to load than all of the rest
 
     try:

@@ -21,7 +21,7 @@ GONE = {
     "tokens_file": "there is one way to say who may come in: set security (--security), and declare the tokens and "
     "what they may in a TOML file that access_file (--access-file) names, see docs/security.md",
 }
-"""Settings that there were, and what to write instead. To pass over one would let in whoever it kept out."""
+"""Removed settings, and their replacements. To ignore one would let in whoever it kept out."""
 _OF_CLIENTS = ("TOWLINE_URL", "TOWLINE_TOKEN", "TOWLINE_SECRET", "TOWLINE_SECRET_FILE")
 
 
@@ -326,7 +326,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class _Given(NamedTuple):
     value: Any
     source: str
-    """Where it came from, as people know it: a flag, a variable, a file."""
+    """Its source, in words: a flag, a variable, a file."""
 
 
 def load_settings(
@@ -337,7 +337,7 @@ def load_settings(
     given_as: Callable[[str], str] = lambda name: f"flag --{name.replace('_', '-')}",
 ) -> BrokerSettings:
     """Settings from a TOML file, overlaid by the environment, overlaid by what was `given`; a None does not count.
-    `given_as` says what a given setting is called where it was given."""
+    `given_as` is the name of a given setting for error texts."""
     merged: dict[str, _Given] = {}
     if file is not None:
         merged.update({name: _Given(value, f"file {file}") for name, value in _from_toml(file).items()})
@@ -394,7 +394,7 @@ def _hint(name: str, value: Any) -> str:
 
 
 def _allowed(kind: Any) -> str:
-    """What a setting may be, in words."""
+    """The allowed values of a setting, in words."""
     type_, meta = get_args(kind)
     if get_origin(type_) is Literal:
         return "one of " + ", ".join(get_args(type_))

@@ -13,7 +13,7 @@ from typing import Final
 
 import towline
 from bench.soak.task import ABANDONED, Task
-from tests.server.raw_client import RawClient
+from tests.broker.raw_client import RawClient
 from towline.client.produce.encode import FrameEncoder
 from towline.delivery.producers import TOTAL_MAX
 from towline.errors import TowlineError

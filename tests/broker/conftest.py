@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.sql.server import new_database
-from towline.broker.broker import Broker
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.open_store import open_store
-from towline.clock import SYSTEM, Clock
-from towline.frame import Frame, encode
+from tests.inside.broker import Broker, Member, PrefixSubscription, open_store
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SYSTEM, BrokerSettings, Clock
+from tests.inside.protocol import Act, Attach, Part, Pull, Pulled, Sent, Settled
+from tests.inside.store import Store
+from tests.store.sql.server import new_database
 from towline.model import Durability, GroupConfig, RetryPolicy
-from towline.protocol.messages import Act, Attach, Part, Pull, Pulled, Sent, Settled
-from towline.settings import BrokerSettings
-from towline.store import Store
 
 ACK, NACK, DEAD, GIVE_BACK = range(4)
 
@@ -50,11 +46,13 @@ class Bench:
     ) -> Member:
         policy = RetryPolicy(max_attempts, delays_s)
         settings = GroupConfig(topic, group, retry=policy, **config)
-        return await self.broker.attach(Attach(topic, group, consumer, settings, list(holding)), address="test")
+        return await self.broker.consumers.attach(
+            Attach(topic, group, consumer, settings, list(holding)), address="test"
+        )
 
     async def pull(self, member: Member | PrefixSubscription, count: int = 100, wait_ms: int = 0, **fields: Any) -> Got:
         request = Pull(0, count, fields.pop("max_bytes", 1 << 20), wait_ms, **fields)
-        answer, buffers = await self.broker.pull(member, request)
+        answer, buffers = await self.broker.consumers.pull(member, request)
         return Got(answer, b"".join(buffers))
 
     async def flush(self) -> None:
@@ -64,7 +62,7 @@ class Bench:
         await self.store.append([], Durability.OS).done
 
     async def act(self, member: Member, what: int, got: Got, *spans: tuple[int, int, int], **fields: Any) -> Settled:
-        return await self.broker.settle(member, [Act(what, got.pull, list(spans), **fields)])
+        return await self.broker.consumers.settle(member, [Act(what, got.pull, list(spans), **fields)])
 
 
 class Got:

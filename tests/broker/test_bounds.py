@@ -12,45 +12,68 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
-from towline.alarms import book, watch
-from towline.alarms.book import RuleBook
-from towline.alarms.rule import AlarmRule
-from towline.alarms.watch import Reading, Watch
-from towline.broker.access import audit, authorization, login_attempts, passwords
-from towline.broker.access.account_store import AccountStore, Secret, Token
-from towline.broker.access.audit import AuditLog
-from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.authorization import Guard
-from towline.broker.access.login_attempts import LoginAttempts
-from towline.broker.access.passwords import Passwords
-from towline.broker.cluster import membership, shard_homes
-from towline.broker.cluster.gossip import Gossip
-from towline.broker.cluster.membership import Membership
-from towline.broker.cluster.shard_homes import ShardHomes
-from towline.broker.consume import prefix_subscription, pull_log
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.monitor import time_series
-from towline.broker.monitor.time_series import TimeSeries
-from towline.broker.retention import backup
-from towline.broker.topics import topics
-from towline.broker.topics.topic import RECENT_FRAMES
-from towline.clock import SYSTEM
-from towline.console import sessions
-from towline.console.sessions import Limiter
-from towline.delivery import publications, transactions
-from towline.delivery.group import lease
-from towline.delivery.group.events import Acked, Part, Pulled, Started
-from towline.delivery.group.group import Group
-from towline.delivery.publications import Decided, Publications
-from towline.delivery.transactions import Prepared, RolledBack, Transactions
+from tests.inside.alarms import AlarmRule, Reading, RuleBook, Watch, book, watch
+from tests.inside.broker import (
+    RECENT_FRAMES,
+    TABLE,
+    Access,
+    AccountStore,
+    AuditLog,
+    Dispatcher,
+    Gossip,
+    Guard,
+    LoginAttempts,
+    Membership,
+    Passwords,
+    Principal,
+    Secret,
+    ShardHomes,
+    TimeSeries,
+    Token,
+    audit,
+    authorization,
+    backup,
+    login_attempts,
+    membership,
+    passwords,
+    prefix_subscription,
+    pull_log,
+    shard_homes,
+    time_series,
+    topics,
+)
+from tests.inside.console import Limiter, sessions
+from tests.inside.delivery import (
+    Acked,
+    Decided,
+    Group,
+    Part,
+    Prepared,
+    Publications,
+    Pulled,
+    RolledBack,
+    Started,
+    Transactions,
+    lease,
+    publications,
+    transactions,
+)
+from tests.inside.ground import SYSTEM, BrokerSettings
+from tests.inside.protocol import (
+    BROKERS_MAX,
+    Attach,
+    Backlog,
+    BrokerState,
+    FrameHead,
+    Measure,
+    PurgeDead,
+    Quota,
+    Resend,
+)
+from tests.inside.sql import Projection
+from tests.inside.store import MemoryStore
 from towline.errors import NotLetIn, QueueFull, TooMany
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Measure, Quota
-from towline.protocol.cluster import BROKERS_MAX, Backlog, BrokerState
-from towline.protocol.messages import Attach, FrameHead, PurgeDead, Resend
-from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
-from towline.store.sql.write.projection import Projection
 
 MOST = 10
 MANY = 50
@@ -137,7 +160,7 @@ def _decisions() -> Sized:
     async def main() -> Sized:
         access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
         context: Any = None
-        found = Guard(access, Principal("alice"), context, "", lambda: 0, origin="")
+        found = Guard(access, Principal("alice"), TABLE, context, address="", holds=lambda: 0, origin="")
         for number in range(MANY):
             found.may("send", "topic", f"t{number}")
         return found._decided
@@ -252,26 +275,21 @@ def test_somebody_who_tries_many_names_is_turned_away_before_the_table_is_full()
     assert (len(found._by_origin), len(found._by_name)) == (1, login_attempts.TRIES_OF_ORIGIN)
 
 
-def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
-    async def main() -> None:
-        access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
-        assert access.book is not None
-        for number in range(MANY):
-            name = f"t{number}"
-            await access.book.create_token(
-                Token(name, secrets=[Secret(f"s{number}", "", 1)], quota=Quota(bytes_per_s=100))
-            )
-            access.last_used_us[f"s{number}"] = 1
-            access.meter(Principal(name, "token")).take(1, SYSTEM.steady_s())
-        indebted = access.meter(Principal("t0", "token"))
-        indebted.take(1_000_000, SYSTEM.steady_s())
-        for number in range(MANY):
-            await access.book.revoke(f"t{number}", "")
-        access.changed()
-        assert access.last_used_us == {}
-        assert list(access._meters.values()) == [indebted], "whoever owes something does not get away by reconnecting"
-
-    asyncio.run(main())
+async def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
+    access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
+    assert access.book is not None
+    for number in range(MANY):
+        name = f"t{number}"
+        await access.book.create_token(Token(name, secrets=[Secret(f"s{number}", "", 1)], quota=Quota(bytes_per_s=100)))
+        access.last_used_us[f"s{number}"] = 1
+        access.meter(Principal(name, "token")).take(1, SYSTEM.steady_s())
+    indebted = access.meter(Principal("t0", "token"))
+    indebted.take(1_000_000, SYSTEM.steady_s())
+    for number in range(MANY):
+        await access.book.revoke(f"t{number}", "")
+    access.changed()
+    assert access.last_used_us == {}
+    assert list(access._meters.values()) == [indebted], "whoever owes something does not get away by reconnecting"
 
 
 def test_what_is_known_of_brokers_goes_with_them(disk: World) -> None:
@@ -333,15 +351,15 @@ def test_consumers_that_are_gone_leave_nothing_in_tables(disk: World) -> None:
         for number in range(MANY):
             member = await bench.attach(group=f"~g{number}", consumer=f"c{number}", ephemeral=True)
             other = await bench.attach(consumer=f"c{number}")
-            by_prefix = await broker.fan(Attach("ord*", "audit", f"c{number}"), may=lambda _: True)
+            by_prefix = await broker.consumers.fan(Attach("ord*", "audit", f"c{number}"), may=lambda _: True)
             await bench.act(other, ACK, await bench.pull(other, 1))
             await bench.pull(member, 1)
             for one in (member, other, by_prefix):
-                await broker.detach(one)
+                await broker.consumers.detach(one)
         consumers = broker.consumers
         await eventually_done(lambda: len(broker.topics["orders"].groups) == 2)
         group: Dispatcher = broker.groups.named("orders", "billing")
-        assert (consumers._deserted, consumers._orphans, consumers._fans._fans) == ({}, {}, set())
+        assert (consumers._deserted, consumers._orphans, consumers._subscriptions._subscriptions) == ({}, {}, set())
         assert (group.members, list(group._waiters), group._watching, group.copying) == ({}, [], [], {})
         assert (group.group.leases, group.group.in_flight, group._limits._pulls) == ({}, {}, {})
         assert {len(lane._watchers) for lane in broker.topics["orders"].lanes} == {2}
@@ -360,15 +378,15 @@ def test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited(
 
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", *(b"%d" % number for number in range(MANY)))
-        by_prefix = await bench.broker.fan(Attach("ord*", "audit", "c"), may=lambda _: True)
+        by_prefix = await bench.broker.consumers.fan(Attach("ord*", "audit", "c"), may=lambda _: True)
         for _ in range(MANY):
             await bench.act(by_prefix, ACK, await bench.pull(by_prefix, 1))  # type: ignore[arg-type]
         assert len(by_prefix._pulls) <= MOST
         for number in range(2 * MOST):
             config = GroupConfig("orders", f"~e{number}", ephemeral=True)
-            one = await bench.broker.fan(Attach("ord*", config.name, "c", config), may=lambda _: True)
+            one = await bench.broker.consumers.fan(Attach("ord*", config.name, "c", config), may=lambda _: True)
             bench.broker.consumers.disconnected(one)
-        assert len(bench.broker.consumers._fans._away) <= MOST
+        assert len(bench.broker.consumers._subscriptions._away) <= MOST
 
     disk.run(scenario)
 
@@ -411,14 +429,14 @@ def test_dead_letters_that_were_sent_again_are_forgotten_when_they_are_gone(disk
         await bench.act(member, DEAD, await bench.pull(member, MANY))
         group = await bench.broker.groups.buried("orders", "billing")
         for number in range(0, MANY, 2):
-            await bench.broker.resend(Resend("orders", "billing", [number]))
+            await bench.broker.dead_letters.resend(Resend("orders", "billing", [number]))
         return group
 
     async def main() -> None:
         async with disk.open() as bench:
             group = (await fill(bench)).group
             assert len(group.resent) == MANY // 2
-            await bench.broker.purge_dead(PurgeDead("orders", "billing", 40))
+            await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 40))
             await bench.broker.outlook.census.refresh()
             assert len(group.resent) == 5, "the census looks every few seconds"
             assert group.resent_count == 5
@@ -447,7 +465,7 @@ def test_figures_do_not_go_through_all_dead_letters_that_were_sent_again(disk: W
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member, MANY))
         group = (await bench.broker.groups.buried("orders", "billing")).group
-        await bench.broker.resend(Resend("orders", "billing", list(range(0, MANY, 2))))
+        await bench.broker.dead_letters.resend(Resend("orders", "billing", list(range(0, MANY, 2))))
         group.resent = walked = Walked(group.resent)
         assert len(walked) == MANY // 2
         (figures,) = (await bench.broker.measure(Measure())).groups
@@ -480,7 +498,7 @@ def test_topics_that_are_deleted_leave_nothing_in_tables(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
         broker = bench.broker
         for number in range(MOST):
-            await broker.create_topic(TopicConfig(f"t{number}"))
+            await broker.topics.create(TopicConfig(f"t{number}"))
             await bench.attach(f"t{number}")
             await bench.send(f"t{number}", b"x")
         await broker.outlook.census.refresh()

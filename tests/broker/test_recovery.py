@@ -12,12 +12,11 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.broker import Broker
-from towline.broker.produce.append import Outgoing
+from tests.inside.broker import Broker, Outgoing
+from tests.inside.frame import encode
+from tests.inside.protocol import Act, Resend
 from towline.errors import BadRequest, LeaseLost, QueueFull
-from towline.frame import encode
 from towline.model import TopicConfig
-from towline.protocol.messages import Act, Resend
 
 
 def crash(world: World, to: Path) -> World:
@@ -50,113 +49,95 @@ async def _busy_history(bench: Bench) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_crash_leaves_positions_leases_retries_and_dead_letters_as_they_were(
+async def test_a_crash_leaves_positions_leases_retries_and_dead_letters_as_they_were(
     disk: World, tmp_path: Path, snapshot: bool
 ) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            pulls = await _busy_history(bench)
-            if snapshot:
-                await bench.broker.maintain()
-                member = await bench.attach(consumer="c2")
-                await bench.act(member, ACK, await bench.pull(member, 1))
-            before = bench.broker.group_state("orders", "billing")
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            state = bench.broker.group_state("orders", "billing")
-            assert (state.positions, state.lag, state.dead) == (before.positions, before.lag, before.dead)
-            assert (state.in_flight, state.retrying) == (before.in_flight, before.retrying)
-            back = await bench.attach(holding=pulls)
-            assert back.held == sorted(pulls)
-            for pull in pulls:
-                refused = await bench.broker.settle(back, [_ack(pull)])
-                assert refused.refused == []
-            rest = await bench.pull(back, 1000)
-            assert rest.bodies == [b"%d" % n for n in range(41 if snapshot else 40, 100)]
-            assert bench.broker.group_state("orders", "billing").retrying == 5
-
-    asyncio.run(main())
-
-
-def test_consumers_keep_their_leases_through_an_orderly_restart(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a", b"b")
-            got = await bench.pull(await bench.attach(), 1)
-        async with disk.open() as bench:
-            back = await bench.attach(holding=(got.pull,))
-            assert (await bench.act(back, ACK, got)).refused == []
-            assert (await bench.pull(back)).bodies == [b"b"]
-
-    asyncio.run(main())
-
-
-def test_an_ack_that_was_answered_is_not_forgotten_by_a_crash(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a", b"b")
-            member = await bench.attach()
+    async with disk.open() as bench:
+        pulls = await _busy_history(bench)
+        if snapshot:
+            await bench.broker.maintain()
+            member = await bench.attach(consumer="c2")
             await bench.act(member, ACK, await bench.pull(member, 1))
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            assert (await bench.pull(await bench.attach())).bodies == [b"b"]
-
-    asyncio.run(main())
-
-
-def test_a_consumer_that_does_not_come_back_after_a_restart_loses_its_lease(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a")
-            await bench.pull(await bench.attach(consumer="gone"))
-            await bench.flush()
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open(heartbeat_s=1.5) as bench:
-            member = await bench.attach(consumer="other")
-            pull = asyncio.create_task(bench.pull(member, wait_ms=20_000))
-            while not pull.done():
-                bench.broker.consumers.beat(member)
-                await asyncio.sleep(0.01)
-            got = await pull
-            assert (got.bodies, got.attempts) == ([b"a"], [2])
-
-    asyncio.run(main())
+        before = bench.broker.group_state("orders", "billing")
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        state = bench.broker.group_state("orders", "billing")
+        assert (state.positions, state.lag, state.dead) == (before.positions, before.lag, before.dead)
+        assert (state.in_flight, state.retrying) == (before.in_flight, before.retrying)
+        back = await bench.attach(holding=pulls)
+        assert back.held == sorted(pulls)
+        for pull in pulls:
+            refused = await bench.broker.consumers.settle(back, [_ack(pull)])
+            assert refused.refused == []
+        rest = await bench.pull(back, 1000)
+        assert rest.bodies == [b"%d" % n for n in range(41 if snapshot else 40, 100)]
+        assert bench.broker.group_state("orders", "billing").retrying == 5
 
 
-def test_a_pull_number_from_before_a_crash_is_never_given_out_again(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders"))
-            await bench.send("orders", b"a", b"b")
-            member = await bench.attach()
-            after = crash(disk, tmp_path / "crashed")
-            lost = await bench.pull(member, 1)
-        async with after.open() as bench:
-            member = await bench.attach()
-            fresh = await bench.pull(member, 1)
-            assert fresh.pull > lost.pull
-            assert (await bench.act(member, ACK, lost)).refused[0][1] == LeaseLost.code
-            assert bench.broker.group_state("orders", "billing").in_flight == 1
+async def test_consumers_keep_their_leases_through_an_orderly_restart(disk: World) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a", b"b")
+        got = await bench.pull(await bench.attach(), 1)
+    async with disk.open() as bench:
+        back = await bench.attach(holding=(got.pull,))
+        assert (await bench.act(back, ACK, got)).refused == []
+        assert (await bench.pull(back)).bodies == [b"b"]
 
-    asyncio.run(main())
+
+async def test_an_ack_that_was_answered_is_not_forgotten_by_a_crash(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a", b"b")
+        member = await bench.attach()
+        await bench.act(member, ACK, await bench.pull(member, 1))
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        assert (await bench.pull(await bench.attach())).bodies == [b"b"]
+
+
+async def test_a_consumer_that_does_not_come_back_after_a_restart_loses_its_lease(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a")
+        await bench.pull(await bench.attach(consumer="gone"))
+        await bench.flush()
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open(heartbeat_s=1.5) as bench:
+        member = await bench.attach(consumer="other")
+        pull = asyncio.create_task(bench.pull(member, wait_ms=20_000))
+        while not pull.done():
+            bench.broker.consumers.beat(member)
+            await asyncio.sleep(0.01)
+        got = await pull
+        assert (got.bodies, got.attempts) == ([b"a"], [2])
+
+
+async def test_a_pull_number_from_before_a_crash_is_never_given_out_again(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.broker.topics.create(TopicConfig("orders"))
+        await bench.send("orders", b"a", b"b")
+        member = await bench.attach()
+        after = crash(disk, tmp_path / "crashed")
+        lost = await bench.pull(member, 1)
+    async with after.open() as bench:
+        member = await bench.attach()
+        fresh = await bench.pull(member, 1)
+        assert fresh.pull > lost.pull
+        assert (await bench.act(member, ACK, lost)).refused[0][1] == LeaseLost.code
+        assert bench.broker.group_state("orders", "billing").in_flight == 1
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_frame_sent_again_after_a_crash_is_recognised(disk: World, tmp_path: Path, snapshot: bool) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            first = await bench.send("orders", b"a", b"b", producer_id=9, producer_seq=4)
-            if snapshot:
-                await bench.broker.maintain()
-            last = await bench.send("orders", b"c", producer_id=9, producer_seq=5)
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            again = await bench.send("orders", b"a", b"b", producer_id=9, producer_seq=4)
-            assert (again.firsts, again.duplicate) == (first.firsts, True)
-            assert (await bench.send("orders", b"c", producer_id=9, producer_seq=5)).firsts == last.firsts
-            assert (await bench.pull(await bench.attach())).bodies == [b"a", b"b", b"c"]
-
-    asyncio.run(main())
+async def test_a_frame_sent_again_after_a_crash_is_recognised(disk: World, tmp_path: Path, snapshot: bool) -> None:
+    async with disk.open() as bench:
+        first = await bench.send("orders", b"a", b"b", producer_id=9, producer_seq=4)
+        if snapshot:
+            await bench.broker.maintain()
+        last = await bench.send("orders", b"c", producer_id=9, producer_seq=5)
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        again = await bench.send("orders", b"a", b"b", producer_id=9, producer_seq=4)
+        assert (again.firsts, again.duplicate) == (first.firsts, True)
+        assert (await bench.send("orders", b"c", producer_id=9, producer_seq=5)).firsts == last.firsts
+        assert (await bench.pull(await bench.attach())).bodies == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
@@ -182,7 +163,7 @@ def test_each_frame_of_a_unit_is_recognised_under_way_afterwards_and_after_a_cra
 
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders", shards=4))
+            await bench.broker.topics.create(TopicConfig("orders", shards=4))
             first, under_way = bench.broker.send(unit(1, 2, 3, 4)), bench.broker.send(unit(1, 2, 3, 4))
             assert [(await one).duplicate for one in (first, under_way)] == [False, True]
             if snapshot:
@@ -197,56 +178,51 @@ def test_each_frame_of_a_unit_is_recognised_under_way_afterwards_and_after_a_cra
     asyncio.run(main())
 
 
-def test_a_dying_message_reaches_the_dead_letters_once_whenever_the_crash_comes(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a")
-            member = await bench.attach()
-            got = await bench.pull(member)
-            await bench.act(member, DEAD, got, reason="never")
-            during = crash(disk, tmp_path / "during")
-            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-            afterwards = crash(disk, tmp_path / "afterwards")
-        for world in (during, afterwards):
-            async with world.open() as bench:
-                broker = bench.broker
-                await eventually_done(partial(_has_dead, broker))
-                assert (await bench.broker.resend(Resend("orders", "billing"))).count == 1
-                assert (await bench.pull(await bench.attach())).bodies == [b"a"]
-
-    asyncio.run(main())
-
-
-def test_a_dead_letter_sent_again_survives_a_crash_and_is_not_sent_twice(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a")
-            member = await bench.attach()
-            await bench.act(member, DEAD, await bench.pull(member))
-            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-            await bench.broker.resend(Resend("orders", "billing"))
-            after = crash(disk, tmp_path / "crashed")
-        async with after.open() as bench:
-            assert bench.broker.group_state("orders", "billing").dead == 0
-            assert (await bench.broker.resend(Resend("orders", "billing"))).count == 0
+async def test_a_dying_message_reaches_the_dead_letters_once_whenever_the_crash_comes(
+    disk: World, tmp_path: Path
+) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a")
+        member = await bench.attach()
+        got = await bench.pull(member)
+        await bench.act(member, DEAD, got, reason="never")
+        during = crash(disk, tmp_path / "during")
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+        afterwards = crash(disk, tmp_path / "afterwards")
+    for world in (during, afterwards):
+        async with world.open() as bench:
+            broker = bench.broker
+            await eventually_done(partial(_has_dead, broker))
+            assert (await bench.broker.dead_letters.resend(Resend("orders", "billing"))).count == 1
             assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
-    asyncio.run(main())
+
+async def test_a_dead_letter_sent_again_survives_a_crash_and_is_not_sent_twice(disk: World, tmp_path: Path) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a")
+        member = await bench.attach()
+        await bench.act(member, DEAD, await bench.pull(member))
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+        await bench.broker.dead_letters.resend(Resend("orders", "billing"))
+        after = crash(disk, tmp_path / "crashed")
+    async with after.open() as bench:
+        assert bench.broker.group_state("orders", "billing").dead == 0
+        assert (await bench.broker.dead_letters.resend(Resend("orders", "billing"))).count == 0
+        assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
 
-def test_topics_and_groups_outlive_a_crash_even_before_their_files_are_written(disk: World, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", b"a")
-            member = await bench.attach()
-            await bench.act(member, ACK, await bench.pull(member))
-            after = crash(disk, tmp_path / "crashed")
-            for name in ("topics.json", "subscriptionGroup.json"):
-                (tmp_path / "crashed" / "data" / "config" / name).unlink(missing_ok=True)
-        async with after.open() as bench:
-            assert bench.broker.group_state("orders", "billing").lag == 0
-
-    asyncio.run(main())
+async def test_topics_and_groups_outlive_a_crash_even_before_their_files_are_written(
+    disk: World, tmp_path: Path
+) -> None:
+    async with disk.open() as bench:
+        await bench.send("orders", b"a")
+        member = await bench.attach()
+        await bench.act(member, ACK, await bench.pull(member))
+        after = crash(disk, tmp_path / "crashed")
+        for name in ("topics.json", "subscriptionGroup.json"):
+            (tmp_path / "crashed" / "data" / "config" / name).unlink(missing_ok=True)
+    async with after.open() as bench:
+        assert bench.broker.group_state("orders", "billing").lag == 0
 
 
 def test_leased_and_retrying_messages_outlive_retention(disk: World) -> None:
@@ -309,41 +285,38 @@ def _ack(pull: int) -> Act:
     return Act(ACK, pull)
 
 
-def test_damage_in_a_pull_log_loses_no_message(disk: World, tmp_path: Path) -> None:
+async def test_damage_in_a_pull_log_loses_no_message(disk: World, tmp_path: Path) -> None:
     """Flip one byte in each event of a pull log in turn: whatever is lost, every message is still delivered."""
 
-    async def main() -> None:
-        async with disk.open() as bench:
-            await bench.send("orders", *(b"%d" % n for n in range(40)))
-            member = await bench.attach()
-            for _ in range(3):
-                got = await bench.pull(member, 5)
-                await bench.flush()
-                await bench.act(member, ACK, got)
-            open_pull = await bench.pull(member, 5)
+    async with disk.open() as bench:
+        await bench.send("orders", *(b"%d" % n for n in range(40)))
+        member = await bench.attach()
+        for _ in range(3):
+            got = await bench.pull(member, 5)
             await bench.flush()
-            await bench.act(member, NACK, open_pull, (1, 15, 2))
-            await bench.flush()
-            crash(disk, tmp_path / "sample")
-        segment = next((tmp_path / "sample" / "data" / "log").glob("*.log"))
-        content = segment.read_bytes()
-        places = [at for at in range(0, len(content), 8) if content[at : at + 4] == b"TWR1"]
-        damaged = 0
-        for number, place in enumerate(places):
-            if b"pull/" not in content[place : place + 96]:
-                continue
-            folder = tmp_path / f"damaged-{number}"
-            shutil.copytree(tmp_path / "sample", folder)
-            copy = folder / "data" / "log" / segment.name
-            copy.write_bytes(content[: place + 100] + bytes([content[place + 100] ^ 1]) + content[place + 101 :])
-            damaged += 1
-            async with World("log", folder).open() as bench:
-                assert bench.broker.group_state("orders", "billing").config.name == "billing"
-                seen = await _drain(bench)
-                assert set(range(15, 40)) <= seen, "what was not acked comes"
-        assert damaged >= 8
-
-    asyncio.run(main())
+            await bench.act(member, ACK, got)
+        open_pull = await bench.pull(member, 5)
+        await bench.flush()
+        await bench.act(member, NACK, open_pull, (1, 15, 2))
+        await bench.flush()
+        crash(disk, tmp_path / "sample")
+    segment = next((tmp_path / "sample" / "data" / "log").glob("*.log"))
+    content = segment.read_bytes()
+    places = [at for at in range(0, len(content), 8) if content[at : at + 4] == b"TWR1"]
+    damaged = 0
+    for number, place in enumerate(places):
+        if b"pull/" not in content[place : place + 96]:
+            continue
+        folder = tmp_path / f"damaged-{number}"
+        shutil.copytree(tmp_path / "sample", folder)
+        copy = folder / "data" / "log" / segment.name
+        copy.write_bytes(content[: place + 100] + bytes([content[place + 100] ^ 1]) + content[place + 101 :])
+        damaged += 1
+        async with World("log", folder).open() as bench:
+            assert bench.broker.group_state("orders", "billing").config.name == "billing"
+            seen = await _drain(bench)
+            assert set(range(15, 40)) <= seen, "what was not acked comes"
+    assert damaged >= 8
 
 
 async def _drain(bench: Bench) -> set[int]:

@@ -9,22 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from towline import clock
-from towline.broker.access.account_store import AccountStore
-from towline.broker.access.accounts import carry_out
-from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.authorization import Guard
-from towline.broker.broker import Broker
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.open_store import open_store
-from towline.clock import SYSTEM
-from towline.frame import encode
+from tests.inside.broker import TABLE, Access, AccountStore, Broker, Dispatcher, Guard, Principal, open_store, who
+from tests.inside.frame import encode
+from tests.inside.ground import SYSTEM, BrokerSettings, clock
+from tests.inside.protocol import Attach, Grant, ListPage, Measure, Pull, WhoAmI
+from tests.inside.store import MemoryStore
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Grant, Me, Measure, WhoAmI
-from towline.protocol.messages import Attach, Pull
-from towline.protocol.monitor import ListPage
-from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
 
 TOPICS, GROUPS = 30, 10
 
@@ -49,9 +39,9 @@ class Turn:
 async def furnished(settings: BrokerSettings) -> Broker:
     broker = await Broker.recovered(await open_store(settings), settings)
     for topic in range(TOPICS):
-        await broker.create_topic(TopicConfig(f"topic-{topic}"))
+        await broker.topics.create(TopicConfig(f"topic-{topic}"))
         for group in range(GROUPS):
-            await broker.put_group(GroupConfig(f"topic-{topic}", f"group-{group}"))
+            await broker.groups.put(GroupConfig(f"topic-{topic}", f"group-{group}"))
     return broker
 
 
@@ -126,7 +116,7 @@ def test_what_one_may_consume_under_a_prefix_is_decided_in_slices(monkeypatch: p
         broker = await furnished(BrokerSettings(store="memory:"))
         monkeypatch.setattr(clock, "SLICE_S", 0.0)
         turns = asyncio.create_task(turn.count())
-        fan = await broker.fan(Attach("topic-*", "billing", "c1"), may=may)
+        fan = await broker.consumers.fan(Attach("topic-*", "billing", "c1"), may=may)
         assert sum(asked.values()) == TOPICS
         assert {member.config.topic for member in fan.members} == broker.topics.keys() - refused
         refused.add("topic-5")
@@ -157,14 +147,15 @@ def test_questions_of_one_principal_about_its_rights_take_one_slice_a_turn(monke
     async def run() -> None:
         access = Access(book=AccountStore(MemoryStore(), SYSTEM))
         context: Any = None
-        guards = [Guard(access, Principal("eve", "user", "eve"), context, "", int, origin="here") for _ in range(3)]
+        eve = Principal("eve", "user", "eve")
+        guards = [Guard(access, eve, TABLE, context, address="", holds=int, origin="here") for _ in range(3)]
         questions = WhoAmI([Grant("send", "topic", f"topic-{number}") for number in range(100)])
         monkeypatch.setattr(clock, "SLICE_S", 0.0)
         monkeypatch.setattr(Guard, "may", may)
         turns = asyncio.create_task(turn.count())
-        answers = await asyncio.gather(*(carry_out(access, guard, questions, "") for guard in guards * 5))
+        answers = await asyncio.gather(*(who(access, guard, questions, "") for guard in guards * 5))
         turns.cancel()
-        assert all(isinstance(answer, Me) and answer.allowed == [False] * 100 for answer in answers)
+        assert all(answer.allowed == [False] * 100 for answer in answers)
 
     asyncio.run(run())
     assert sum(asked.values()) == 15 * 100

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import towline
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0

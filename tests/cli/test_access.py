@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.declared import declared
+from tests.broker.access.declared import declared
 from tests.certificates import KIND, openssl
 from tests.cli.conftest import Cli
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import towline
 from tests.cli.conftest import Cli
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 
 HELD = ("topics", "messages", "delayed", "prepared", "groups", "problems")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.broker.process import BrokerProcess
+from tests.broker.raw_client import RawClient
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from tests.server.process import BrokerProcess
-from tests.server.raw_client import RawClient
-from towline.cli.check import OK, WARNING, _look, _look_at_broadcast, _summary
-from towline.protocol.access import GroupFigures, Measured
+from tests.inside.cli import OK, WARNING, _look, _look_at_broadcast, _summary
+from tests.inside.protocol import GroupFigures, Measured
 
 
 def figures(group: str, expires_in_s: float) -> GroupFigures:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.broker.monitor.test_metrics import address_of, fresh
+from tests.broker.process import BrokerProcess
+from tests.broker.raw_client import RawClient
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from tests.metrics.test_metrics import address_of, fresh
-from tests.server.process import BrokerProcess
-from tests.server.raw_client import RawClient
-from towline.cli.check import WARNING, _look_at_retention
+from tests.inside.cli import WARNING, _look_at_retention
 
 
 @pytest.mark.parametrize(("held_s", "said"), [(0, False), (1_000, False), (50_000, True), (90_000, True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import towline
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from towline.cli.output import about
+from tests.inside.cli import about
 
 
 def test_a_message_is_sent_for_later(cli: Cli, mq: towline.Client, topic: str) -> None:

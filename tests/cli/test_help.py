@@ -12,8 +12,8 @@ import pytest
 from cyclopts import App
 
 from tests.cli.conftest import Cli
+from tests.inside.cli import settings
 from towline.cli import app
-from towline.cli.serve import settings
 
 COMMANDS = [
     *("send", "consume", "serve", "backup", "restore", "version", "topic", "group", "dead", "tx", "log", "bench"),

@@ -9,7 +9,7 @@ import pytest
 
 import towline
 from tests.cli.conftest import Cli
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 
 COUNT = 250
 

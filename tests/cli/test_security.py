@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 
 
 @pytest.fixture(scope="module")

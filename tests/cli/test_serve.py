@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, stop
+from tests.inside.ground import load_settings, misspelt_variables
 from towline.errors import BadRequest
-from towline.settings import load_settings, misspelt_variables
 
 
 def ready(process: subprocess.Popen[bytes]) -> str:

@@ -1,9 +1,7 @@
-"""Both clients against every kind of broker; and tests that are coroutines."""
+"""Both clients against every kind of broker."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 import subprocess
 import sys
@@ -15,19 +13,9 @@ import pytest
 
 import towline
 from tests.ports import free_port
-from tests.sql.server import new_database
+from tests.store.sql.server import new_database
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(pyfuncitem.obj(**arguments))
-    return True
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Served:

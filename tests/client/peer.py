@@ -7,25 +7,31 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from towline.frame import encode
-from towline.model import GroupConfig
-from towline.protocol import PREFACE, Decoder, Envelope, decode_request, encode_envelope
-from towline.protocol.cluster import Brokers, ListBrokers
-from towline.protocol.messages import (
+from tests.inside.frame import encode
+from tests.inside.protocol import (
+    PREFACE,
     VERSION,
     Answer,
     Attach,
     Attached,
     Beat,
+    Brokers,
+    Decoder,
     Done,
+    Envelope,
     Failed,
     Hello,
+    ListBrokers,
     Part,
     Pulled,
     Request,
+    ShardCount,
+    Sharded,
     Welcome,
+    decode_request,
+    encode_envelope,
 )
-from towline.protocol.topics import ShardCount, Sharded
+from towline.model import GroupConfig
 
 __all__ = ["Peer", "Visitor", "pulled"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Browser, Playwright
 
-from tests.console.visiting import PATIENCE_MS
+from tests.console.resting_page import PATIENCE_MS
 from tests.parts import find_browser, need
 
 __all__ = ["launch"]

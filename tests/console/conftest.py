@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 import towline
 from tests.console.browser import launch
 from tests.console.process import ConsoleProcess
-from tests.console.visiting import PATIENCE_MS, come_to_rest, visitor
-from towline.load.broker import BrokerProcess
+from tests.console.resting_page import PATIENCE_MS, come_to_rest, visitor
+from tests.inside.load import BrokerProcess
 from towline.model import RetryPolicy
 
 ZONE = "Asia/Kolkata"

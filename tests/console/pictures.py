@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, sync_playwright
 import towline
 from tests.console.browser import launch
 from tests.console.process import ROOT, ConsoleProcess
-from towline.alarms.rule import AlarmRule
-from towline.load.broker import BrokerProcess
+from tests.inside.alarms import AlarmRule
+from tests.inside.load import BrokerProcess
 from towline.model import RetryPolicy
 
 PAGES = {

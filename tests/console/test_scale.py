@@ -12,9 +12,9 @@ from playwright.sync_api import Browser, BrowserContext, expect
 import towline
 from tests.console.conftest import bury
 from tests.console.process import ConsoleProcess
-from tests.console.visiting import visitor
+from tests.console.resting_page import visitor
 from tests.eventually import eventually
-from towline.load.broker import BrokerProcess
+from tests.inside.load import BrokerProcess
 
 TOPICS = 10_000
 DEAD, SLOW = 12_000, 1_500

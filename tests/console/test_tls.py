@@ -15,7 +15,7 @@ import pytest
 
 import towline
 from tests.certificates import make_authority, sign_for
-from tests.console.test_beside import serve, wait_for
+from tests.console.test_served_console import serve, wait_for
 from tests.ports import free_ports
 
 PASSWORD = "correct horse battery"

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.broker.process import BrokerProcess
 from tests.eventually import eventually
-from tests.rest.door import rest_door
+from tests.inside.ground import YIELD_S, ConnectionLimit
+from tests.rest.process import rest_door
 from tests.rest.test_half_requests import Door, begin, get, status
-from tests.server.process import BrokerProcess
-from towline.connection_limit import YIELD_S, ConnectionLimit
 
 HERE, THERE, ELSEWHERE = "127.0.0.5", "127.0.0.6", "127.0.0.7"
 

@@ -11,11 +11,9 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from tests.rest.door import Http, rest_door
-from tests.server.process import BrokerProcess
-from towline.console.rest import access, alarms, cluster, groups, messages, topics
-from towline.console.rest.app import rest_app
-from towline.console.rest.fields import body_model, query_names
+from tests.broker.process import BrokerProcess
+from tests.inside.console import access, alarms, body_model, cluster, groups, messages, query_names, rest_app, topics
+from tests.rest.process import Http, rest_door
 
 APP = rest_app("towline://127.0.0.1:1", timeout=0.2)
 READ_ONLY = {"GET", "HEAD", "OPTIONS"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
 import time
@@ -17,20 +16,13 @@ import uvicorn
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
+from tests.broker.monitor.test_metrics import address_of
+from tests.broker.process import BrokerProcess
 from tests.console.process import ConsoleProcess
 from tests.eventually import eventually
-from tests.metrics.test_metrics import address_of
-from tests.rest.door import rest_door
-from tests.server.process import BrokerProcess
-from towline.connection_limit import ConnectionLimit
-from towline.console.security.http_connection import (
-    BODY_S,
-    CONNECTIONS_OF_ADDRESS,
-    HEAD_MAX_BYTES,
-    HEAD_S,
-    HttpConnection,
-    HttpServer,
-)
+from tests.inside.console import BODY_S, CONNECTIONS_OF_ADDRESS, HEAD_MAX_BYTES, HEAD_S, HttpConnection, HttpServer
+from tests.inside.ground import ConnectionLimit
+from tests.rest.process import rest_door
 
 DEADLINE_S = 60.0
 MANY = CONNECTIONS_OF_ADDRESS + 60
@@ -162,18 +154,15 @@ def test_a_page_stays_connected(tmp_path_factory: pytest.TempPathFactory) -> Non
             assert urllib.request.urlopen(f"{origin}/healthz").status == 200
 
 
-def test_a_connection_that_is_only_being_made_does_not_end_the_watch_over_the_others() -> None:
-    async def main() -> None:
-        config = uvicorn.Config(_says_nothing, lifespan="off", log_level="error")
-        server = HttpServer(config, ConnectionLimit[HttpConnection](10, 10))
-        config.load()
-        server.lifespan = config.lifespan_class(config)
-        server._connection()
-        server._sweep()
-        assert server._sweeper is not None
-        server._sweeper.cancel()
-
-    asyncio.run(main())
+async def test_a_connection_that_is_only_being_made_does_not_end_the_watch_over_the_others() -> None:
+    config = uvicorn.Config(_says_nothing, lifespan="off", log_level="error")
+    server = HttpServer(config, ConnectionLimit[HttpConnection](10, 10))
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    server._connection()
+    server._sweep()
+    assert server._sweeper is not None
+    server._sweeper.cancel()
 
 
 async def _says_nothing(scope: object, receive: object, send: object) -> None: ...

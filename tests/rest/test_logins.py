@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.access.secured import PASSWORD, secured
-from tests.rest.door import rest_door
-from tests.server.process import BrokerProcess
-from towline.console.sessions import TRIES
+from tests.broker.access.secured import PASSWORD, secured
+from tests.broker.process import BrokerProcess
+from tests.inside.console import TRIES
+from tests.rest.process import rest_door
 
 
 def ask(door: str, secret: str, host: str) -> httpx.Response:

@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 import towline
-from tests.access.secured import Secured, secured
-from tests.cluster.conftest import Brokers
+from tests.broker.access.secured import Secured, secured
+from tests.broker.process import BrokerProcess
 from tests.eventually import eventually
 from tests.ports import free_port
-from tests.rest.door import Http, rest_door
-from tests.server.process import BrokerProcess
+from tests.rest.process import Http, rest_door
+from tests.system.cluster.conftest import Brokers
 
 
 @pytest.fixture(scope="module")

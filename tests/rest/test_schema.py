@@ -16,9 +16,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.rest.door import rest_door
-from tests.server.process import BrokerProcess
-from towline.console.rest.app import rest_app
+from tests.broker.process import BrokerProcess
+from tests.inside.console import rest_app
+from tests.rest.process import rest_door
 
 schema = schemathesis.openapi.from_dict(rest_app("towline://127.0.0.1:1").openapi())
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rest.door import Http, rest_door
-from tests.server.process import BrokerProcess
-from tests.server.raw_client import RawClient
-from towline.client.admin import messages
-from towline.console.rest.held_leases import HELD_BYTES, TIDY_S
-from towline.frame import encode
-from towline.protocol.messages import FrameHead, Send, Sent
+from tests.broker.process import BrokerProcess
+from tests.broker.raw_client import RawClient
+from tests.inside.client import messages
+from tests.inside.console import HELD_BYTES, TIDY_S
+from tests.inside.frame import encode
+from tests.inside.protocol import FrameHead, Send, Sent
+from tests.rest.process import Http, rest_door
 
 BODY_BYTES = 12 << 20
 """Of a body that is packed into 2 kB."""

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.broker.process import BrokerProcess
+from tests.broker.raw_client import RawClient
 from tests.eventually import eventually
-from tests.rest.door import Http, rest_process
-from tests.server.process import BrokerProcess
-from tests.server.raw_client import RawClient
-from towline.console.security.http_connection import UNREAD_MAX_BYTES
-from towline.frame import encode
-from towline.protocol.messages import FrameHead, Send, Sent
+from tests.inside.console import UNREAD_MAX_BYTES
+from tests.inside.frame import encode
+from tests.inside.protocol import FrameHead, Send, Sent
+from tests.rest.process import Http, rest_process
 
 BODY_BYTES = 12 << 20
 FOUND = 5

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
 from tests.spark.session import sessions
-from tests.sql.server import drop_database, new_database
+from tests.store.sql.server import drop_database, new_database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import towline
-from tests.access.declared import declared
-from tests.server.process import BrokerProcess
-from towline.spark.arrow.from_frames import NEVER_NULL
+from tests.broker.access.declared import declared
+from tests.broker.process import BrokerProcess
+from tests.inside.spark import NEVER_NULL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession

@@ -11,23 +11,29 @@ import duckdb
 import pytest
 
 import towline
-from tests.cluster.conftest import Brokers
+from tests.inside.client import Addressed, Publisher, rendezvous
+from tests.inside.frame import Frame, encode
+from tests.inside.spark import (
+    Archive,
+    BrokerSource,
+    Chosen,
+    ReadSource,
+    Selection,
+    SinkRouting,
+    Source,
+    archive,
+    cut,
+    members_of,
+    publish,
+    reconcile,
+    replay,
+    trace,
+    verify,
+)
 from tests.spark.session import run_to_end
-from towline.client.bulk.publish import Addressed, Publisher
-from towline.client.cluster.brokers import rendezvous
+from tests.system.cluster.conftest import Brokers
 from towline.errors import Conflict, NotFound, Unavailable
-from towline.frame import Frame, encode
 from towline.spark import register
-from towline.spark.jobs.analysis.reconcile import reconcile
-from towline.spark.jobs.analysis.trace import trace
-from towline.spark.jobs.archive.archive import archive
-from towline.spark.jobs.archive.manifest import Archive
-from towline.spark.jobs.archive.verify import verify
-from towline.spark.jobs.replay import Chosen, replay
-from towline.spark.jobs.source import Source
-from towline.spark.plan import Selection, cut
-from towline.spark.sink_routing import SinkRouting, members_of, publish
-from towline.spark.sources import BrokerSource, ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

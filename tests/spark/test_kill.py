@@ -1,4 +1,4 @@
-"""Drivers, executors and brokers killed at random: each row arrives once. And a real cluster, of the pip package."""
+"""Drivers and brokers killed at random: each row arrives once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.parts import need
-from tests.spark.cluster import PATIENCE_S, kill_group, running_cluster
+from tests.spark.cluster import PATIENCE_S, kill_group
 from tests.spark.session import ROOT, environment
-from towline.load.broker import BrokerProcess
 
 ROWS = 20_000
 
@@ -27,7 +27,7 @@ def driver(master: str, url: str, how: str, folder: Path) -> Iterator[subprocess
     """In a process group of its own, with its JVM and its workers, so that all of it can be killed at once."""
     log = (folder / "driver.log").open("ab")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.copying", master, url, how, str(folder)],
+        [sys.executable, "-m", "tests.spark.copy_driver", master, url, how, str(folder)],
         cwd=ROOT,
         env=os.environ | environment(),
         stdout=log,
@@ -99,15 +99,4 @@ def test_killed_drivers_and_brokers_neither_lose_nor_repeat_a_row(
         done.unlink(missing_ok=True)
         with driver("local[2,3]", broker.url, "shuffled", tmp_path) as process:
             wait_for("the query ends", done.exists, process, tmp_path)
-        assert sorted(copies(broker.url)) == list(range(ROWS))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_standalone_cluster_copies_a_topic(tmp_path: Path) -> None:
-    need("java")
-    with BrokerProcess(f"file:{tmp_path / 'data'}", durability="os") as broker, running_cluster(tmp_path) as cluster:
-        fill(broker.url)
-        with driver(cluster.url, broker.url, "batch", tmp_path) as process:
-            wait_for("the job ends", (tmp_path / "done").exists, process, tmp_path)
         assert sorted(copies(broker.url)) == list(range(ROWS))

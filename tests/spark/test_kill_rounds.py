@@ -18,14 +18,11 @@ import pyarrow.dataset
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
+from tests.inside.spark import Archive, Source, archive, verify
 from tests.parts import need
 from tests.spark.cluster import PATIENCE_S, Cluster, kill_group, running_cluster
 from tests.spark.session import ROOT, environment
-from towline.load.broker import BrokerProcess
-from towline.spark.jobs.archive.archive import archive
-from towline.spark.jobs.archive.manifest import Archive
-from towline.spark.jobs.archive.verify import verify
-from towline.spark.jobs.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,7 +190,7 @@ def test_a_sink_writes_the_log_again_in_its_order(
         return max((int(name) + 1 for name in names if name.isdigit()), default=0)
 
     with Rounds(cluster, tmp_path, [], batches) as rounds:
-        rounds.command = [sys.executable, "-m", "tests.spark.copying", cluster.url, rounds.broker.url, "live"]
+        rounds.command = [sys.executable, "-m", "tests.spark.copy_driver", cluster.url, rounds.broker.url, "live"]
         rounds.command += [str(tmp_path)]
         rounds.play(request.config.getoption("--rounds"))
         log = rounds.log("orders")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.cluster.conftest import Brokers, eventually
 from tests.spark.session import run_to_end
-from tests.sql.server import mariadb, new_database
+from tests.store.sql.server import mariadb, new_database
+from tests.system.cluster.conftest import Brokers, eventually
 from towline.spark import register
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
 from tests.spark.session import run_to_end
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
+from tests.inside.spark import READ_OPTIONS, WRITE_OPTIONS
 from tests.spark.session import ROOT
-from towline.spark.options import READ_OPTIONS, WRITE_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

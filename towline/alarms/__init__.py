@@ -1,1 +1,5 @@
-"""Alarms: what is watched (`rule`), what stands out and whom to tell (`watch`), in which words (`notice`). Pure."""
+"""Alarms, pure.
+
+rule        kind, scope, threshold, recipients            book            rules with the times of their changes
+watch       readings in, notices out                      notice          the text of a notice
+"""

@@ -1,4 +1,4 @@
-"""The rules of a broker, and when each was changed: so that brokers that were apart come to the same ones. Pure."""
+"""The rules of a broker with the time of each change, so that brokers that were apart come to the same rules. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from towline.errors import NotFound, TooMany
 __all__ = ["BOOK_MAX", "Changed", "RuleBook", "no_rule"]
 
 DROPPED_MAX: Final = 1_000
-"""Rules that are gone, and known to be: whoever was away longer than so many brings an old one back."""
+"""Dropped rules that are remembered: a broker that was away for longer than so many drops brings an old one back."""
 BOOK_MAX: Final = RULES_MAX + DROPPED_MAX
 _NEVER: Final = -1
 
 
 class Changed(msgspec.Struct, frozen=True, array_like=True):
-    """When a rule was changed or dropped, and when it was silenced or its silence ended. Later counts."""
+    """The times of a rule's last change or drop, and of its last silence or the end of one. The later time counts."""
 
     rule_us: Annotated[int, msgspec.Meta(ge=_NEVER)] = 0
     silence_us: Until = 0
 
     def next(self, now_us: int) -> int:
-        """Later than all that is known, whatever the clock says."""
+        """A time later than all changes so far, whatever the clock says."""
         return max(now_us, self.rule_us + 1, self.silence_us + 1)
 
 
 class RuleBook:
-    """A rule that was changed at two brokers that did not hear of each other is as it was changed last; its silence
-    likewise, by itself. What was changed, and is not there, was dropped."""
+    """A rule that was changed at two brokers that were apart is as it was changed last; its silence likewise, by
+    itself. What was changed, and is not there, was dropped."""
 
     def __init__(self, rules: Iterable[AlarmRule] = (), changes: Mapping[str, Changed] | None = None) -> None:
         self.rules = {rule.name: rule for rule in rules}
@@ -41,7 +41,7 @@ class RuleBook:
 
     @property
     def digest(self) -> str:
-        """The same for the same rules with the same changes."""
+        """A digest: equal for the same rules with the same changes."""
         if not self._digest:
             parts = ([self.rules[name] for name in sorted(self.rules)], sorted(self.changes.items()))
             self._digest = hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()[:32]
@@ -73,7 +73,7 @@ class RuleBook:
         self._note(name, Changed(at.rule_us, at.next(now_us)))
 
     def part(self, after: str, count: int) -> tuple[RuleBook, bool]:
-        """What it says of the next names, and whether there are more."""
+        """The part of the book with the next names, and whether there are more."""
         names = sorted(name for name in {*self.rules, *self.changes} if name > after)
         some = names[:count]
         rules = [self.rules[name] for name in some if name in self.rules]
@@ -81,7 +81,7 @@ class RuleBook:
         return RuleBook(rules, changes), len(names) > count
 
     def merge(self, other: RuleBook) -> bool:
-        """Take over what is newer there. True if anything was."""
+        """Take over what is newer in the other book. True if anything was."""
         before = self.digest
         for name in sorted({*other.rules, *other.changes}):
             self._merge(name, other)
@@ -129,7 +129,7 @@ def _silence_of(rule: AlarmRule | None) -> tuple[int, str]:
 
 
 def _bytes_of(rule: AlarmRule | None) -> bytes:
-    """Some order, for changes of the same microsecond."""
+    """An arbitrary but equal order for changes of the same microsecond."""
     return b"" if rule is None else msgspec.msgpack.encode(_silenced_like(rule, None))
 
 

@@ -1,4 +1,4 @@
-"""A rule: what is watched, from which value on it is an alarm, and who is told."""
+"""An alarm rule: kind, scope, threshold, recipients."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ UNITS: Final[dict[str, str]] = {
     "store": "store that failed",
     "retention": "seconds that open messages hold retention back",
 }
-"""What the threshold of each kind of rule counts. All but `disk` are alarms from the threshold on, `disk` below it."""
+"""The unit of each kind's threshold. All but `disk` are alarms from the threshold on, `disk` below it."""
 OF_BROKER: Final = ("disk", "store", "retention")
-"""Kinds that speak of the broker, and of no topic or group."""
+"""Kinds about the broker, and no topic or group."""
 
 ALL: Final = "*"
 RULES_MAX: Final = 1_000
 REASON_MAX: Final = 500
 SILENCE_MAX_S: Final = 366 * 86400
-"""A silence is for a while; a rule that nobody wants to hear of is switched off."""
+"""A silence is for a while; a rule that nobody needs is switched off."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 _PATTERN = re.compile(r"[A-Za-z0-9~][A-Za-z0-9._-]{0,49}\*?|\*")
 
@@ -63,14 +63,14 @@ class AlarmRule(msgspec.Struct, frozen=True):
     emails: Annotated[tuple[str, ...], msgspec.Meta(max_length=EMAILS_MAX)] = ()
     webhooks: Annotated[tuple[str, ...], msgspec.Meta(max_length=EMAILS_MAX)] = ()
     topic_emails: bool = True
-    """Also the alarm e-mails of the topic are told."""
+    """The alarm e-mails of the topic are recipients, too."""
     for_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0
-    """It must have been so for this long."""
+    """It must have held for this long."""
     repeat_s: Annotated[float, msgspec.Meta(ge=60, le=30 * 86400)] = 4 * 3600
-    """It is told again after this long, if it is still so."""
+    """A notice is repeated after this long, while the alarm holds."""
     enabled: bool = True
     silenced_until_us: Until = 0
-    """Until then nobody is told of it. Making or changing a rule leaves this and the reason as they are."""
+    """No notices until then. Making or changing a rule leaves this and the reason as they are."""
     silence_reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class AlarmRule(msgspec.Struct, frozen=True):
         return matches(self.topic, topic) and matches(self.group, group)
 
     def silenced(self, now_us: int) -> bool:
-        """One that would last longer than it may was begun by a clock that was ahead."""
+        """Whether it is silenced. A silence that would last longer than allowed was begun by a clock that was ahead."""
         until_us = self.silenced_until_us
         return now_us < until_us and not is_ahead(until_us - SILENCE_MAX_S * SECOND_US, now_us)
 

@@ -1,4 +1,4 @@
-"""The watch of alarms: rules and readings in, notices out. No I/O, no clock."""
+"""Comparison of readings with rules: readings in, notices out. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECOND_US: Final = 1_000_000
 
 
 class Reading(NamedTuple):
-    """What was measured: one value of one kind, of a group of a topic (both empty: of the broker)."""
+    """A measured value of one kind, of a group of a topic (both empty: of the broker)."""
 
     what: str
     value: float
@@ -38,10 +38,10 @@ class Alarm(msgspec.Struct, array_like=True):
     value: float
     since_us: int
     told_at_us: int = 0
-    """When it was told last; 0 is not yet."""
+    """When it was notified last; 0 is not yet."""
     emails: tuple[str, ...] = ()
     held: bool = False
-    """It has been so while its rule was silenced: it is told when that is over, if it still is so."""
+    """It has held while its rule was silenced: it is notified when that is over, if it still holds."""
 
 
 class Change(NamedTuple):
@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What one set of recipients is told together."""
+    """A notice to one set of recipients."""
 
     emails: tuple[str, ...]
     webhooks: tuple[str, ...]
@@ -60,7 +60,7 @@ class Notice(NamedTuple):
 
 
 class Watch:
-    """Remembers what is an alarm at the moment. `look` compares it with what was measured just now."""
+    """The alarms at the moment. `look` compares them with new readings."""
 
     def __init__(self, active: Iterable[Alarm] = ()) -> None:
         self.active: dict[tuple[str, str, str], Alarm] = {(one.rule, one.topic, one.group): one for one in active}
@@ -72,7 +72,7 @@ class Watch:
         return look.end(rules)
 
     def exceeded(self, rule: AlarmRule, reading: Reading, now_us: int) -> list[Change]:
-        """A rule is broken in one place."""
+        """A rule is exceeded in one place."""
         key = (rule.name, reading.topic, reading.group)
         alarm = self.active.get(key)
         if alarm is None:
@@ -80,7 +80,7 @@ class Watch:
                 return []
             alarm = self.active[key] = Alarm(*key, reading.value, now_us)
         alarm.value, alarm.emails = reading.value, reading.emails
-        # The clock may have been ahead then: nobody waits for it to be there again.
+        # The clock may have been ahead then: nobody waits for that time to come again.
         alarm.since_us, alarm.told_at_us = min(alarm.since_us, now_us), min(alarm.told_at_us, now_us)
         if now_us - alarm.since_us < rule.for_s * _SECOND_US:
             return []
@@ -94,12 +94,12 @@ class Watch:
         return [Change(state, rule, alarm)]
 
     def firing(self, rules: Mapping[str, AlarmRule]) -> list[Alarm]:
-        """What is an alarm now: those that were told, or would have been if their rule were not silenced."""
+        """The alarms that were notified, or would have been if their rule were not silenced."""
         return [one for one in self.active.values() if (one.told_at_us or one.held) and one.rule in rules]
 
 
 class Look:
-    """One look at all that was measured, which may be very much: reading by reading."""
+    """One comparison with all readings, which may be very many: reading by reading."""
 
     def __init__(self, watch: Watch, rules: Mapping[str, AlarmRule], now_us: int) -> None:
         self._watch = watch
@@ -117,13 +117,13 @@ class Look:
             key = (rule.name, reading.topic, reading.group)
             if not (rule.what in OF_BROKER or rule.concerns(reading.topic, reading.group)):
                 continue
-            # A broker that was started anew counts anew how long a group has been alone; it still is.
+            # A restarted broker counts anew how long a group has been alone; it still is.
             if rule.exceeded(reading.value) or (rule.what == "offline" and key in active):
                 self._seen.add(key)
                 self._changes += self._watch.exceeded(rule, reading, self._now_us)
 
     def end(self, rules: Mapping[str, AlarmRule]) -> list[Notice]:
-        """What is to be told; by the rules as they are by now: nothing of those that were dropped meanwhile."""
+        """The notices due; by the rules as they are now: none of those dropped meanwhile."""
         active, now_us = self._watch.active, self._now_us
         for key in [key for key in active if key not in self._seen or key[0] not in rules]:
             alarm = active.pop(key)
@@ -134,8 +134,8 @@ class Look:
 
 
 def hold_back(notice: Notice, rules: Mapping[str, AlarmRule], now_us: int) -> Notice | None:
-    """What is left of a notice that waited while rules were silenced, if anything is. What still is an alarm when that
-    is over is told then."""
+    """The rest of a notice that waited while rules were silenced, if any. What still is an alarm when that is over is
+    notified then."""
     left = []
     for change in notice.changes:
         rule = rules.get(change.rule.name)
@@ -149,7 +149,7 @@ def hold_back(notice: Notice, rules: Mapping[str, AlarmRule], now_us: int) -> No
 
 
 def _notices(changes: Iterable[Change]) -> list[Notice]:
-    """One for all that the same people are to be told: a broker in trouble sends one mail, not a thousand."""
+    """One notice for each set of recipients: a broker in trouble sends one mail, not a thousand."""
     grouped: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Change]] = {}
     for change in changes:
         emails = {*change.rule.emails, *(change.alarm.emails if change.rule.topic_emails else ())}

@@ -1,8 +1,8 @@
-"""Answers that clients have not taken yet: one budget for all connections.
+"""The memory of answers that clients have not read yet: one budget for all connections.
 
-What an answer may take is set aside before it is read from the store, and what it does take counts until the client has
-taken it. A client begins with little and gets more as it takes what it got; one that leaves something gets nothing more
-until it has taken it. When nothing is left, those that hold most, and have stood still for longest, are cut.
+Room for an answer is reserved before it is read from the store, and the answer counts until the client has taken it. A
+client begins with little and gets more as it reads; one that leaves something gets nothing more until it has taken it.
+When nothing is left, those that hold most, and have stood still for longest, are cut.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SHARE_BYTES: Final = 1 << 20
 """A client that has left more than this gets no further answers; one that has taken nothing yet gets no more than this
 at once."""
 ANSWER_BYTES: Final = 64 << 10
-"""The least that is set aside for an answer, and the room that one of unknown size is given."""
+"""The least that is reserved for an answer, and the room that one of unknown size is given."""
 PULLS, LOOKUPS, LISTS = range(3)
-"""What an answer is read for: nobody waits for reads of another kind, which may take longer."""
+"""Kinds of reads: none waits for reads of another kind, which may take longer."""
 READS_MAX: Final = (16, 16, 64)
 """Answers of a kind that are read at once. Each may turn out larger by a message of the largest size."""
 PART: Final = 16
-"""An answer gets no more than this part of what is left."""
+"""An answer gets no more than this fraction of what is left."""
 STILL_S: Final = 5.0
 """When nothing is left, a client is cut that has taken (almost) nothing for this long."""
 
@@ -40,21 +40,23 @@ class AnswerBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        """Set aside, or not taken yet."""
+        """Reserved, or not taken yet."""
         self.cut = 0
-        """Connections that were cut for it."""
+        """Connections cut for want of room."""
         self.reads = [0] * len(READS_MAX)
         self._shares: set[AnswerShare] = set()
         self._waiting: list[OrderedDict[AnswerShare, dict[asyncio.Future[int], int]]]
         self._waiting = [OrderedDict() for _ in READS_MAX]
-        """By kind, who waits for room, in the order of their turns, and for how much each of its answers."""
+        """By kind, the shares that wait for room, in the order of their turns, and the room for each of their
+        answers."""
         self._serving = False
         self._short = False
-        """Since the last sweep somebody got less than it should have, or nothing."""
+        """Since the last sweep a share got less than it should have, or nothing."""
         self._log = RateLimitedLog(log)
 
     def share(self, recount: Callable[[], int], cut: Callable[[], str], most_bytes: int) -> AnswerShare:
-        """For a connection. `recount` says what it has not taken; `cut` breaks it off, and says whose it was."""
+        """The share of a connection. `recount` updates what it has not taken; `cut` breaks it off, and returns whose it
+        was."""
         share = AnswerShare(self, recount, cut, most_bytes)
         self._shares.add(share)
         return share
@@ -71,11 +73,11 @@ class AnswerBudget:
                 future.set_exception(error)
 
     def _forget(self, share: AnswerShare) -> list[asyncio.Future[int]]:
-        """All that it waits for: it does so no longer."""
+        """Drop all its waits."""
         return [future for waiting in self._waiting for future in waiting.pop(share, ())]
 
     def room(self, share: AnswerShare, size: int, kind: int) -> int:
-        """What an answer may take; 0 is nothing for now. The more is in use, the less. Of the last quarter, those who
+        """The room for an answer; 0 is nothing for now. The more is in use, the less. Of the last quarter, clients that
         have not shown yet that they read get little."""
         if self._is_full(kind):
             return 0
@@ -92,7 +94,7 @@ class AnswerBudget:
         return little if little <= all_left and not share.unread_bytes else 0
 
     def _is_full(self, kind: int) -> bool:
-        """Nobody is given room for a read of this kind."""
+        """Whether no read of this kind may begin."""
         if self.reads[kind] >= READS_MAX[kind]:
             return True
         if self.limit_bytes - self.used_bytes >= ANSWER_BYTES:
@@ -118,13 +120,13 @@ class AnswerBudget:
                     del waiting[share]
 
     def freed(self) -> None:
-        """There may be room for somebody who waits."""
+        """There may be room for a waiting share."""
         if any(self._waiting) and not self._serving:
             self._serving = True
             asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """An answer for each who waits, as far as there is room; then it is the turn of the others."""
+        """One answer for each waiting share, as far as there is room; then it is the turn of the others."""
         self._serving = False
         for kind, waiting in enumerate(self._waiting):
             served = []
@@ -138,10 +140,10 @@ class AnswerBudget:
             for share in served:
                 waiting.move_to_end(share)
             if served:
-                self.freed()  # there may be room for another one of theirs
+                self.freed()  # there may be room for another of its answers
 
     def sweep(self, now_s: float) -> None:
-        """Look who has taken what. If there is not enough for all, cut who stands still."""
+        """Update what was taken. If there is not enough for all, cut the connections that stand still."""
         for share in self._shares:
             share.look(now_s)
         if self._short or self.used_bytes > self.limit_bytes:
@@ -165,7 +167,7 @@ class AnswerBudget:
 
 
 class AnswerShare:
-    """One connection's."""
+    """The part of one connection."""
 
     __slots__ = (
         "_answers",
@@ -190,19 +192,19 @@ class AnswerShare:
         self._most_bytes = most_bytes
         self._given_bytes = 0
         self._answers: deque[tuple[int, int]] = deque()
-        """Those that were not taken to their end: where that is, and how long they are."""
+        """Answers not taken to their end: the position of that, and their length."""
         self._patience = Patience()
         self.allowance_bytes = min(SHARE_BYTES, most_bytes)
-        """What an answer may take at most."""
+        """The limit of an answer."""
         self.unread_bytes = 0
-        """Written, but not taken yet, when it was looked at last."""
+        """Written, but not taken yet, as of the last look."""
         self.held_bytes = 0
-        """Of the answers of which something is unread: all of each is in memory until its end is taken."""
+        """Of the answers that are not read to their end: each is in memory whole until then."""
         self.set_aside_bytes = 0
 
     @property
     def taken_bytes(self) -> int:
-        """Grows as the client takes what it is sent."""
+        """Bytes taken; grows as the client reads."""
         return self._given_bytes - self.unread_bytes
 
     def stands_s(self, now_s: float) -> float:
@@ -233,7 +235,7 @@ class AnswerShare:
             self.allowance_bytes = min(SHARE_BYTES, self._most_bytes)
 
     def set_aside(self, size: int, kind: int = PULLS) -> int:
-        """Set aside what an answer of at most `size` bytes may take; 0 is that it must wait."""
+        """Reserve room for an answer of at most `size` bytes; 0 is that it must wait."""
         if self.unread_bytes:
             self.count()
         if self.unread_bytes + self.set_aside_bytes > SHARE_BYTES:
@@ -249,11 +251,11 @@ class AnswerShare:
         return room
 
     async def wait(self, size: int, kind: int = PULLS) -> int:
-        """The same, once there is room."""
+        """`set_aside`, once there is room."""
         return await self._budget.wait(self, size, kind)
 
     def read(self, room: int, size: int, kind: int = PULLS) -> None:
-        """An answer was read for which `room` was set aside; it takes `size`, which is kept for it until `free`."""
+        """An answer was read for which `room` was reserved; it takes `size`, which is kept for it until `free`."""
         self._budget.reads[kind] -= 1
         self._add(size - room)
         self._budget.freed()
@@ -264,17 +266,17 @@ class AnswerShare:
 
     def cut(self) -> str:
         whose = self._cut()
-        self._recount, self._cut = _nothing, str  # of the connection, nothing is kept
+        self._recount, self._cut = _nothing, str  # the connection is closed, nothing is kept
         self.count()
         return whose
 
     def end(self, error: TowlineError) -> None:
-        """The connection takes no more requests: those that wait for room are told so."""
+        """The connection takes no more requests: waits for room end."""
         self._budget.refuse(self, error)
 
     def close(self) -> None:
-        """The connection is gone. What is still being read for it counts until that has ended."""
-        self._recount, self._cut = _nothing, str  # of the connection, nothing is kept
+        """The connection is gone. Reads under way for it count until they have ended."""
+        self._recount, self._cut = _nothing, str  # the connection is closed, nothing is kept
         self.count()
         self._budget.drop(self)
 

@@ -14,23 +14,18 @@ from typing import Any
 
 import msgspec
 
-from towline.broker.access.rules import May
 from towline.broker.answer_budget import AnswerBudget
-from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, find, group_state
+from towline.broker.browse.browse import MessageBrowser, figures_in_slices, figures_of, group_state
 from towline.broker.browse.scan import StreamScanner
-from towline.broker.browse.trace import trace
 from towline.broker.cluster.membership import Membership
 from towline.broker.cluster.shard_homes import ShardHomes
-from towline.broker.consume import dead_letters
 from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.dead_letters import expire, resend, revise
+from towline.broker.consume.dead_letters import DeadLetters, expire
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.groups import Groups
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription, chosen
-from towline.broker.consume.seek import purge, report, seek
+from towline.broker.consume.prefix_subscription import chosen
+from towline.broker.consume.seek import purge
 from towline.broker.consume.snapshots import Snapshots
-from towline.broker.consume.waiting_pull import Taker
 from towline.broker.epoch import EPOCH, Epoch
 from towline.broker.loop_lag import LoopLag
 from towline.broker.monitor.listing import split_lines
@@ -49,21 +44,19 @@ from towline.broker.retention.holds import Holds
 from towline.broker.retention.overdue_messages import OverdueMessages
 from towline.broker.retention.retention import reclaim, retain
 from towline.broker.schedule.journal import ScheduleJournal
-from towline.broker.schedule.queries import cancel_delayed, list_delayed, move_delayed
+from towline.broker.schedule.queries import DelayedMessages
 from towline.broker.schedule.scheduler import Scheduler
 from towline.broker.topics.catalog import WRITE_S, Catalog
 from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.topics import Topics
 from towline.broker.topics.uncatalogued import find_uncatalogued
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
-from towline.delivery import Dedup
+from towline.delivery import Dedup, Producers
 from towline.errors import NewerFormat, QueueFull, TowlineError
 from towline.format import FORMAT, NOTE, Note, instead_of, writer_in
 from towline.frame import FRAME_MAX
 from towline.model import (
     Durability,
-    GroupConfig,
-    TopicConfig,
     check_group,
     check_topic,
     parse_delay_levels,
@@ -72,9 +65,7 @@ from towline.protocol import access
 from towline.protocol import messages as wire
 from towline.protocol.backup import BackupBegun
 from towline.protocol.cluster import Brokers, HandBack, HandedBack, ListBrokers
-from towline.protocol.groups import Pause, Seek, Sought
-from towline.protocol.publications import Report
-from towline.protocol.topics import EditTopic, Purge, Purged
+from towline.protocol.topics import Purge, Purged
 from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.version import __version__
@@ -90,7 +81,7 @@ class Broker:
     """Open it with `Broker.open`; close it to leave everything durable and tidy."""
 
     realms: Any = None
-    """Where brokers share a database: what there is of it here."""
+    """The realms of this node, where brokers share a database."""
 
     def __init__(self, store: Store, settings: BrokerSettings, clock: Clock, lag: LoopLag | None = None) -> None:
         self.store = store
@@ -98,9 +89,9 @@ class Broker:
         self.clock = clock
         self.time = SteadyClock(clock)
         self.lag = lag or LoopLag()
-        """One for each event loop: realms have it in common."""
+        """One for each event loop: realms share it."""
         self.epoch = 0
-        """How many there are; the server says so, where there is one."""
+        """The number of starts, this one included."""
         self.store_id = 0
         """The same for as long as the store exists."""
         self.closing = False
@@ -135,20 +126,63 @@ class Broker:
         self._agenda = ScheduleJournal(store, clock, self._durability, borrow_bytes=borrow_bytes)
         levels_us = parse_delay_levels(settings.delay_levels)
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
+        self.delayed = DelayedMessages(self.topics, self.scheduler)
+        self.dead_letters = DeadLetters(self.groups, self._durability)
+        self.browsing = MessageBrowser(store, self.topics, self.groups)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened_s = self._saved_s = clock.steady_s()
         self._saving_took_s = 0.0
-        """Of the last snapshots that were complete."""
+        """Duration of the last complete snapshots."""
         self.registry = Membership(store, settings, clock, lambda: len(self.topics))
         self.homes = ShardHomes(self.registry, self.topics, clock)
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
         self.overdue = OverdueMessages(store, clock, settings)
+        self.outlook = Monitor(
+            self.topics,
+            lambda: self.scheduler.schedule.counts,
+            store=store,
+            clock=clock,
+            settings=settings,
+            overdue=self.overdue,
+        )
         self.group_expiry = GroupExpiry(store, clock, settings, self.topics, self.groups)
         self.backups = Backups(store, clock, settings.store)
         self.answers = AnswerBudget(settings.max_unread_total_bytes)
         self._maintaining = asyncio.Lock()
+        self._join_produce()
+        self.registry.prepared = self.transactions.lanes
+
+    def _join_produce(self) -> None:
+        """The parts that append messages."""
+        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
+        self._producers = Producers()
+        self._recollection = Remembered(self._producers, self._dedup, self.time)
+        self._handbacks = Handbacks(self._producers, self._durability)
+        self._sender = Appender(
+            self.store,
+            self._producers,
+            self._dedup,
+            self.topics.for_send,
+            durability=self._durability,
+            max_frame_bytes=self.settings.max_frame_bytes,
+            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
+            clock=self.clock,
+            time=self.time,
+            scheduler=self.scheduler,
+        )
+        self.commit_times = self._sender.commit_times
+        self.transactions = PreparedTransactions(
+            self.store,
+            self.clock,
+            self._sender,
+            self.settings,
+            self._reclaim,
+            time=self.time,
+            expect_shards=self.topics.expect_shards,
+        )
+        self.staging = Staging(self.store, self.clock, self._sender, self._durability, self._reclaim)
 
     # Opening and closing
 
@@ -174,7 +208,7 @@ class Broker:
     async def recovered(
         cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM, lag: LoopLag | None = None
     ) -> Broker:
-        """A broker that has come back, and does nothing by itself. If it cannot, the store is closed."""
+        """A recovered broker that does no work by itself yet. If recovery fails, the store is closed."""
         broker = cls(store, settings, clock, lag)
         try:
             await broker._recover()
@@ -189,7 +223,7 @@ class Broker:
         return broker
 
     def _writers(self) -> str:
-        """Which version wrote what this one does not understand, and what to do."""
+        """The version that wrote the store, for errors about a newer format."""
         others = (
             f"Towline {self._writer} has written to this store last" if self._writer else "Another version wrote it"
         )
@@ -197,24 +231,24 @@ class Broker:
 
     async def _recover(self) -> None:
         note = await self._begin_epoch()
-        # On a broker that is at work, whoever is served by it goes on meanwhile.
+        # Where a broker is at work already, its clients are served meanwhile.
         part = TimeSlice()
         await self._recover_topics(part)
         await self._recover_schedule(part)
         await self._recover_producers(part)
-        self._open_for_sends()
-        await self._recover_transactions()
+        await self.transactions.recover()
+        await self.staging.recover()
         await self._catalog.renew()
         await self._catalog.save()
         if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
             await self.store.save(NOTE, mine)
-        await self._open_monitor()
+        await self.outlook.alarms.load()
         self.consumers.await_orphans()
         self.consumers.recall_limits()
         self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
 
     async def _begin_epoch(self) -> bytes | None:
-        """Count this start of the broker. Returns the note of whoever wrote to the store last."""
+        """Count this start of the broker. Returns the note of the version that wrote to the store last."""
         note = await self.store.load(NOTE)
         self._writer = writer_in(note or b"")
         document = await self.store.load(EPOCH)
@@ -227,7 +261,7 @@ class Broker:
         return note
 
     async def _recover_topics(self, part: TimeSlice) -> None:
-        """Topics and their groups, and what is left of those that are gone."""
+        """Topics and their groups, and the streams of deleted ones."""
         await self._catalog.load(part)
         await find_uncatalogued(self.store, self._catalog, self.clock, part)
         await self._snapshots.load(part)
@@ -244,57 +278,15 @@ class Broker:
             self.topics.of_delayed(name)
 
     async def _recover_producers(self, part: TimeSlice) -> None:
-        """What is known of producers and of dedup ids, from the file and from what was appended since."""
+        """Producers and dedup ids, from the file and from later frames."""
         lanes = {
             lane.stream: (name, number)
             async for name, topic in in_slices(self.topics.items(), part)
             for number, lane in enumerate(topic.lanes)
         }
-        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
-        self._producers = await recover_producers(
-            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
-        )
+        slots, known = list(self._agenda.ends()), (self._producers, self._dedup)
+        await recover_producers(self.store, self._producers_file, lanes, slots, *known, self.time.now_us(), part)
         await part.rest()
-
-    def _open_for_sends(self) -> None:
-        """All that appends messages, which needs the producers."""
-        self._recollection = Remembered(self._producers, self._dedup, self.time)
-        self._handbacks = Handbacks(self._producers, self._durability)
-        self._sender = Appender(
-            self.store,
-            self._producers,
-            self._dedup,
-            self.topics.for_send,
-            durability=self._durability,
-            max_frame_bytes=self.settings.max_frame_bytes,
-            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
-            clock=self.clock,
-            time=self.time,
-            scheduler=self.scheduler,
-        )
-        self.commit_times = self._sender.commit_times
-
-    async def _recover_transactions(self) -> None:
-        """Transactions that are prepared, and what is staged: both may append what they wait with."""
-        self.transactions = PreparedTransactions(
-            self.store,
-            self.clock,
-            self._sender,
-            self.settings,
-            self._reclaim,
-            time=self.time,
-            expect_shards=self.topics.expect_shards,
-        )
-        await self.transactions.recover()
-        self.registry.prepared = self.transactions.lanes
-        self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
-
-    async def _open_monitor(self) -> None:
-        delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
-        self.outlook = Monitor(
-            self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
-        )
-        await self.outlook.alarms.load()
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
@@ -324,7 +316,7 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Let it run by itself. By its name people learn of steps of it that take too long."""
+        """Run a loop in the background. Its name is in the log when one of its steps takes too long."""
         task = asyncio.get_running_loop().create_task(self.lag.timed(name, coroutine), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -362,69 +354,35 @@ class Broker:
         await self._reclaim()
         return await self._sender.send(frames, durability, source, token)
 
-    async def _reclaim(self) -> None:
-        """A memory store has little room."""
+    async def _reclaim(self) -> bool:
+        """Make room: a memory store has little. False for others."""
         if not self.settings.store.startswith("memory:"):
-            return
+            return False
         await self._agenda.save()
         await self._agenda.settle()
         await self._agenda.trim()
         self._agenda.repay(await reclaim(self.store, list(self.topics.values())))
+        return True
 
     # Consuming
 
-    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> PrefixSubscription:
-        return await self.consumers.fan(request, address=address, may=may)
-
-    async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
-        return await self.consumers.attach(request, address=address)
-
-    async def pull(
-        self, member: Member | PrefixSubscription, request: wire.Pull, taker: Taker | None = None
-    ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
-        return await self.consumers.pull(member, request, taker)
-
-    async def settle(self, member: Member | PrefixSubscription, acts: Sequence[wire.Act]) -> wire.Settled:
-        return await self.consumers.settle(member, acts)
-
-    async def detach(self, member: Member | PrefixSubscription) -> None:
-        await self.consumers.detach(member)
-
-    async def kick(self, topic: str, group: str, consumer: str) -> None:
-        """What a consumer holds goes back to its group; it may attach again, and then holds nothing."""
-        done = await self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
-        if done is not None:
-            await done
-
     async def hand_back(self, request: HandBack, data: bytes | memoryview, *, token: bytes = b"") -> HandedBack:
-        """Messages of another broker, which a consumer failed with and cannot give back there."""
+        """Take over messages of another broker, with which a consumer failed and which it cannot give back there."""
         check_topic(request.topic)
         check_group(request.group)
         if request.config is not None and request.config.ephemeral:
-            self.groups.named(request.topic, request.group)  # only its consumer knows where it begins
+            self.groups.named(request.topic, request.group)  # only its consumer knows its start
         frame = self._sender.check(data, token).let_go()
         dispatcher = await self.groups.for_consumer(wire.Attach(request.topic, request.group, "", request.config))
         return await self._handbacks.take(dispatcher, request, frame)
 
     # Topics
 
-    async def create_topic(self, config: TopicConfig) -> None:
-        await self.topics.create(config)
-
     async def put_topic(self, request: wire.PutTopic) -> None:
         await self.topics.put(request)
 
-    async def edit_topic(self, request: EditTopic) -> None:
-        await self.topics.edit(request)
-
     def template(self) -> wire.Templated:
         return wire.Templated(self._catalog.template)
-
-    def shard_count(self, name: str) -> int:
-        return self.topics.shard_count(name)
-
-    def expect_shards(self, heads: Sequence[wire.FrameHead]) -> None:
-        self.topics.expect_all(heads)
 
     async def delete_topic(self, name: str) -> None:
         await self.scheduler.drop_topic(name)
@@ -441,14 +399,14 @@ class Broker:
             self._catalog.drop_topic(name)
             await self._catalog.save()
         if len(self._dedup):
-            # As after a purge: a crash must not bring back its ids, which would stand for messages that are gone.
+            # As after a purge: a crash must not bring back its ids, whose messages are gone.
             await self._save_snapshots()
 
     async def purge(self, request: Purge) -> Purged:
         topic = self.topics.named(request.topic)
         purged = await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
         if not request.dry_run:
-            # An id stands for a message that is gone: who sends it again means it.
+            # An id whose message is gone no longer counts: a new message with it is meant.
             self._dedup.forget_topic(request.topic, self.time.now_us(), delayed=False)
             await self._save_snapshots()
         return purged
@@ -474,21 +432,6 @@ class Broker:
 
     # Groups
 
-    async def put_group(self, config: GroupConfig) -> None:
-        await self.groups.put(config)
-
-    async def pause(self, request: Pause) -> None:
-        await self.groups.pause(request)
-
-    async def delete_group(self, topic: str, name: str) -> None:
-        await self.groups.delete(topic, name)
-
-    async def seek(self, request: Seek) -> Sought:
-        dispatcher = self.groups.named(request.topic, request.group)
-        if not request.dry_run:
-            dispatcher.use()
-        return await seek(dispatcher, request, self._durability)
-
     def has_group(self, topic: str, group: str) -> bool:
         found = self.topics.get(topic)
         return found is not None and group in found.groups
@@ -507,56 +450,7 @@ class Broker:
         dispatcher = self.groups.named(topic, name)
         return group_state(dispatcher, self.clock.steady_s(), self.group_expiry.left_s(dispatcher))
 
-    # Delayed messages
-
-    async def delayed(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
-        if request.topic:
-            self.topics.named(request.topic)
-        return await list_delayed(self.scheduler, request, may)
-
-    async def cancel_delayed(self, request: wire.CancelDelayed) -> wire.DelayedCancelled:
-        self.topics.named(request.topic)
-        return await cancel_delayed(self.scheduler, request)
-
-    async def move_delayed(self, request: wire.MoveDelayed) -> wire.DelayedMoved:
-        self.topics.named(request.topic)
-        return await move_delayed(self.scheduler, request)
-
-    # Dead letters and looking around
-
-    async def resend(self, request: wire.Resend) -> wire.Resent:
-        return await resend(await self._dead_letters(request.topic, request.group), request, self._durability)
-
-    async def revise_dead(self, request: wire.ReviseDead) -> wire.Revised:
-        return await revise(await self._dead_letters(request.topic, request.group), request, self._durability)
-
-    async def purge_dead(self, request: wire.PurgeDead) -> wire.DeadPurged:
-        return await dead_letters.purge(await self._dead_letters(request.topic, request.group), request.before)
-
-    async def _dead_letters(self, topic: str, group: str) -> Dispatcher:
-        """The group of dead letters that somebody sees to."""
-        dispatcher = await self.groups.buried(topic, group)
-        dispatcher.use()
-        return dispatcher
-
-    async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
-        if request.group:
-            return await browse_dead(await self.groups.buried(request.topic, request.group), request)
-        return await browse_lane(self.store, self.topics.named(request.topic).lane(request.lane), request)
-
-    async def locate(self, request: wire.Locate) -> wire.Located:
-        lane = self.topics.named(request.topic).lane(request.lane)
-        return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
-
-    async def find(self, request: wire.Find) -> tuple[wire.Found, list[bytes | memoryview]]:
-        return await find(self.store, self.topics.named(request.topic).lane(request.lane), request)
-
-    async def report(self, request: Report) -> None:
-        asked = wire.Attach(self.topics.named(request.topic).config.name, check_group(request.group), "outside")
-        await report(await self.groups.for_consumer(asked), request.positions, self._durability)
-
-    async def trace(self, request: wire.Trace) -> wire.Traced:
-        return await trace(self.groups.named(request.topic, request.group), request)
+    # Figures
 
     async def measure(self, request: access.Measure) -> access.Measured:
         topics = [self.topics.named(request.topic)] if request.topic else list(self.topics.values())
@@ -569,7 +463,7 @@ class Broker:
         return "the broker is shutting down" if self.closing else str(self.store.failure or "")
 
     async def stat(self) -> dict[str, Any]:
-        """The figures, for whoever asks; very many groups are gone through while others have their turn."""
+        """The figures; others run while very many groups are gone through."""
         return self._figures(await figures_in_slices(list(self.topics.dispatchers())))
 
     def figures(self) -> dict[str, Any]:
@@ -602,10 +496,10 @@ class Broker:
             **self.remains.figures(),
         }
 
-    # By itself
+    # Maintenance
 
     async def begin_backup(self) -> BackupBegun:
-        """Snapshots are saved, and the log behind them is kept, until the backup is done."""
+        """Save snapshots, and keep the log behind them until the backup is done."""
         self.backups.check()
         async with self._maintaining:
             begun = self.backups.begin()
@@ -614,7 +508,7 @@ class Broker:
         return begun
 
     async def maintain(self) -> None:
-        """Snapshots first, because they let go of events; then retention."""
+        """Snapshots first, because they release events; then retention."""
         async with self._maintaining:
             await self._maintain()
 
@@ -651,20 +545,20 @@ class Broker:
         )
         trimmed = await self.lag.timed("retention", retaining)
         if trimmed.surplus_bytes and self.settings.store.startswith("file:"):
-            # Elsewhere what is delayed keeps nothing else.
+            # Elsewhere delayed messages keep nothing else.
             self.scheduler.make_room(trimmed.holders, self.settings.retention_bytes)
         await self.group_expiry.look()
 
     async def _pins(self) -> dict[str, int]:
-        """What a start would need, that begins with the documents as they are written now."""
+        """The records that recovery would need, from the documents as they are written now."""
         pins = await self._snapshots.pins(self.topics.dispatchers)
         return pins | self.transactions.pins() | self.staging.pins() | self._agenda.pins() | self._catalog.pins()
 
     async def _save_snapshots(self, *, everything: bool = False) -> None:
         begun_s = self.clock.steady_s()
-        # What is written is by the clock as it is.
+        # Times are written by the wall clock.
         self.time.look()
-        # The schedule first: what it lets go of is then in what is remembered of producers.
+        # The schedule first: delivered ids that it releases are then in the snapshot of producers.
         await self._agenda.save()
         await asyncio.sleep(0)
         groups = self._snapshots.save(list(self.topics.dispatchers()), everything=everything)
@@ -674,7 +568,7 @@ class Broker:
         producers = self._producers_file.save(topics, self._agenda.ends(), self._producers, self._dedup)
         await self.lag.timed("snapshots of producers", producers)
         await self.transactions.save(everything=everything)
-        await self.staging.save()
+        await self.staging.save(everything=everything)
         self._saved_s = self.clock.steady_s()
         self._saving_took_s = self._saved_s - begun_s
 
@@ -687,7 +581,7 @@ class Broker:
         await self.consumers.sweep()
 
     def _tell_of_failure(self, failure: TowlineError) -> None:
-        """Consumers that wait are told: nothing will come."""
+        """Tell waiting consumers that nothing will come."""
         log.critical(
             "the store failed, and consumers that wait are told so: %s. See to the disk or the database, and start the "
             "broker anew",

@@ -14,4 +14,4 @@ EPOCH: Final = "epoch.json"
 class Epoch(msgspec.Struct):
     epoch: int = 0
     store: int = 0
-    """Tells this store from any other; 0 is not known yet."""
+    """An id of this store; 0 is not known yet."""

@@ -1,7 +1,6 @@
-"""Work that takes long, in threads: a few at a time, one for each origin, and all origins by turns.
+"""Threads for slow work: a few at a time, one for each origin, and all origins by turns.
 
-The threads are of their own: what stands still in them holds up neither the pool that all else shares nor the end of
-the program.
+The threads are of their own: one that blocks holds up neither the pool that all else shares nor the end of the program.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class FairExecutor:
         self._free = at_once
         self._busy: set[str] = set()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Those whose turn was longest ago come first."""
+        """The longest waiting origin first."""
 
     async def run(self, origin: str, work: Callable[..., _T], *arguments: Any) -> _T:
         loop = asyncio.get_running_loop()
@@ -48,7 +47,7 @@ class FairExecutor:
         running.add_done_callback(ended)
         try:
             threading.Thread(target=_carry_out, args=(running, work, arguments), daemon=True).start()
-        except RuntimeError as error:  # as many as there may be
+        except RuntimeError as error:  # as many as allowed
             running.set_exception(error)
         return await asyncio.shield(running)
 

@@ -1,8 +1,8 @@
-"""Lag of the broker's event loop: how long it was held, and by which work.
+"""Lag of the broker's event loop: its longest stalls, and the work behind them.
 
-Work that the broker does by itself runs in steps, each from one wait to the next. The steps are timed where the work is
-started, so requests pay nothing for it. A step counts by the processor time that it took: on a busy machine anything
-may stand still for longer. Besides, a timer sees how late the loop comes to it, whatever the cause.
+Background work runs in steps, each from one wait to the next. The steps are timed where the work is started, so
+requests pay nothing for it. A step counts by the processor time that it took: on a busy machine anything may stand
+still for longer. Besides, a timer measures how late the loop calls it, whatever the cause.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["GARBAGE", "LAG_S", "STALL_S", "LoopLag"]
 log = logging.getLogger("towline.broker")
 
 STALL_S: Final = 0.02
-"""No step of the broker's own work is to take longer."""
+"""The limit for a step of background work."""
 LAG_S: Final = 0.25
-"""A timer that comes this late is worth a line in the log, whatever the cause."""
+"""A timer that comes this late is logged, whatever the cause."""
 TICK_S: Final = 0.1
 RECENT_S: Final = 300.0
 """The longest steps are those of the last period of this length and of the one under way."""
@@ -37,24 +37,24 @@ _T = TypeVar("_T")
 class LoopLag:
     def __init__(self) -> None:
         self.lags = Histogram()
-        """How late a timer was."""
+        """Delays of the timer."""
         self.stalls = 0
-        """Steps that took longer than they are to."""
+        """Steps beyond the limit."""
         self._longest: dict[str, float] = {}
         self._before: dict[str, float] = {}
         self._lag = self._lag_before = (0.0, "")
         self._tick: tuple[float, str] = (0.0, "")
-        """The longest step since the last tick, and whose it was."""
+        """The longest step since the last tick, and its work."""
         self._garbage_s = self._garbage_begin_s = self._garbage_begin_cpu_s = 0.0
         self._inner_s = 0.0
-        """When the last step ended that was reported."""
+        """The end of the last step that was reported."""
         self._remind_s: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._unreported: dict[str, int] = {}
 
     # Figures
 
     def longest(self) -> dict[str, float]:
-        """By the name of the work, the processor time of its longest step of late."""
+        """By the name of the work, the processor time of its longest recent step."""
         names = sorted(self._longest.keys() | self._before.keys())
         return {name: max(self._longest.get(name, 0.0), self._before.get(name, 0.0)) for name in names}
 
@@ -65,11 +65,11 @@ class LoopLag:
     # Steps
 
     def timed(self, name: str, work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:
-        """The same work as a task is to do it, with a note of how long its steps take."""
+        """The coroutine, with its steps timed, to be run as a task."""
         return _Timed(self, name, work)
 
     def called(self, name: str, work: Callable[..., object], *values: object) -> None:
-        """The same for what a timer calls."""
+        """The function, timed, to be called by a timer."""
         begin_s, begin_cpu_s = perf_counter(), thread_time()
         try:
             work(*values)
@@ -77,14 +77,14 @@ class LoopLag:
             self.note(name, begin_s, thread_time() - begin_cpu_s)
 
     def note(self, name: str, begin_s: float, cpu_s: float) -> None:
-        """A step is over that began then."""
+        """A step that began then is over."""
         end_s = perf_counter()
         if cpu_s > self._longest.get(name, 0.0):
             self._longest[name] = cpu_s
         if end_s - begin_s > self._tick[0] and self._inner_s <= begin_s:
             self._tick = end_s - begin_s, name
         if cpu_s >= STALL_S and self._inner_s <= begin_s:
-            # What lies around it took as long, and is not to blame.
+            # The step around it took as long, and is not to blame.
             self._inner_s = end_s
             self.stalls += 1
             self._tell(
@@ -95,7 +95,7 @@ class LoopLag:
             )
 
     async def loop(self) -> None:
-        """See how late a timer is."""
+        """Measure how late a timer is, again and again."""
         gc.callbacks.append(self._on_garbage)
         try:
             end_s = perf_counter() + RECENT_S
@@ -141,18 +141,18 @@ class LoopLag:
             self.note(GARBAGE, self._garbage_begin_s, thread_time() - self._garbage_begin_cpu_s)
 
     def _tell(self, kind: str, text: str, *values: object) -> None:
-        """Not more often than once a minute of each kind."""
+        """Log a stall, not more often than once a minute of each kind."""
         now_s = perf_counter()
         if now_s < self._remind_s.get(kind, 0.0):
-            self._untold[kind] = self._untold.get(kind, 0) + 1
+            self._unreported[kind] = self._unreported.get(kind, 0) + 1
             return
         self._remind_s[kind] = now_s + REMIND_S
-        more = self._untold.pop(kind, 0)
+        more = self._unreported.pop(kind, 0)
         log.warning("%s%s", text % values, f" (and {more} times more since this was said last)" if more else "")
 
 
 class _Timed(Coroutine[Any, Any, _T], Generator[Any, Any, _T]):
-    """A coroutine whose steps are timed. What is ended before its first step is ended within, too."""
+    """A coroutine whose steps are timed. One that is ended before its first step closes the inner one, too."""
 
     __slots__ = ("_lag", "_name", "_work")
 

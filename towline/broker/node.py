@@ -20,6 +20,7 @@ from towline.broker.monitor.listing import Listing, split_lines
 from towline.broker.monitor.monitor import Monitor
 from towline.broker.monitor.stats import EVERY_S, Stats, TopicFacts, Totals
 from towline.broker.periodic import every
+from towline.broker.schedule.queries import DelayedMessages
 from towline.broker.topics.catalog import TEMPLATE, Catalog
 from towline.clock import SYSTEM, TimeSlice
 from towline.errors import BadRequest, Overtaken
@@ -40,13 +41,13 @@ __all__ = ["Node"]
 
 TEMPLATE_FILE: Final = "template.json"
 TRIES: Final = 20
-"""How often a change is made anew when others change the same thing in that moment."""
+"""Attempts at a change when others change the same thing in that moment."""
 _OWN: Final = ("name", "epoch", "uptime_s", "store", "durability", "connections", "brokers")
-"""Figures of a broker that are not those of its realms added up."""
+"""Figures of a broker that are not sums over its realms."""
 _LEAST: Final = ("dedup_kept_s", "dedup_window_s", "dedup_max_ids")
 """Figures that are those of the realm with the least."""
 _MOST: Final = ("snapshot_s", "snapshot_age_s", "snapshot_every_s")
-"""The same with the most; there are none without realms."""
+"""Figures that are those of the realm with the most; there are none without realms."""
 
 
 class Node(Broker):
@@ -70,28 +71,29 @@ class Node(Broker):
         await front._recover()
         front.outlook = _Monitor(front)
         front.scanning = _Scanning(front)
+        front.delayed = _Delayed(front)
         front.shared_template = await front._load_template()
         await front.outlook.alarms.load()
         front._start(front.lag.loop(), "the watch over the event loop")
         return front
 
-    # What all brokers have in common
+    # Common to all brokers
 
     async def follow(self) -> None:
-        """See what other brokers have changed, and let the realms here go by it."""
+        """Take over changes of other brokers, here and in the realms."""
         await self.renew_template()
         await self.outlook.alarms.follow()
         for broker in self._owned():
             await self.instruct(broker)
 
     async def instruct(self, broker: Broker) -> None:
-        """Let a realm go by what is known here."""
+        """Hand the common settings to a realm."""
         broker.topics.adopt_template(self.shared_template)
         broker.group_expiry.on_removed = self.group_expiry.on_removed
         await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
 
     async def renew_template(self) -> None:
-        """Read the template, and let the realms here go by it. One at a time: what was read first is older."""
+        """Read the template, and hand it to the realms here. One at a time: a template that was read first is older."""
         async with self._templating:
             self.shared_template = await self._load_template()
             for broker in self._owned():
@@ -128,7 +130,7 @@ class Node(Broker):
     async def brokers(self, request: ListBrokers) -> Brokers:
         return await self._realms.brokers(request)
 
-    # The sum of its realms
+    # Sums over its realms
 
     async def topic_states(self) -> list[wire.TopicState]:
         return [state for broker in self._owned() for state in await broker.topic_states()]
@@ -176,12 +178,6 @@ class Node(Broker):
             [one for each in found for one in each.groups],
         )
 
-    async def delayed(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
-        found = [await broker.delayed(request, may) for broker in self._owned()]
-        rows = (row for each in found for row in each.messages)
-        soonest = heapq.nsmallest(request.max_messages, rows, key=lambda row: (row.deliver_at_us, row.id))
-        return wire.Delayed(soonest, sum(each.count for each in found))
-
     def release_waiters(self) -> None:
         super().release_waiters()
         self._realms.end_waiting()
@@ -193,6 +189,18 @@ class Node(Broker):
         await super().close()
 
 
+class _Delayed(DelayedMessages):
+    def __init__(self, front: Node) -> None:
+        super().__init__(front.topics, front.scheduler)
+        self._front = front
+
+    async def list(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
+        found = [await broker.delayed.list(request, may) for broker in self._front._owned()]
+        rows = (row for each in found for row in each.messages)
+        soonest = heapq.nsmallest(request.max_messages, rows, key=lambda row: (row.deliver_at_us, row.id))
+        return wire.Delayed(soonest, sum(each.count for each in found))
+
+
 class _Scanning(StreamScanner):
     def __init__(self, front: Node) -> None:
         super().__init__(front.store, dict)
@@ -202,7 +210,7 @@ class _Scanning(StreamScanner):
         found = [await broker.scanning.survey(request, may) for broker in self._front._owned()]
         states = sorted((one for each in found for one in each.streams), key=lambda one: one.name)
         more = len(states) > request.limit or any(each.more for each in found)
-        # A list that ends early ends for all: what is behind it comes with the next page.
+        # A list that ends early ends for all: the rest comes with the next page.
         last = min((each.streams[-1].name for each in found if each.more), default=None)
         states = states if last is None else [one for one in states if one.name <= last]
         return Streams(states[: request.limit], more)
@@ -222,7 +230,7 @@ class _Monitor(Monitor):
 
 
 class _Stats(Stats):
-    """What the censuses of its realms have seen, together."""
+    """The statistics of its realms, together."""
 
     def __init__(self, front: Node) -> None:
         super().__init__({}, dict, front.store, front.clock)
@@ -244,7 +252,7 @@ class _Stats(Stats):
 
 
 class _AlarmMonitor(AlarmMonitor):
-    """The rules of all brokers; and what is an alarm in the realms here, which have desks of their own."""
+    """The rules of all brokers, and the present alarms of the realms here, which have monitors of their own."""
 
     def __init__(self, front: Node, outlook: Monitor) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""From the `store` setting to an open store."""
+"""Opening the store that the `store` setting names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def open_store(settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Stor
 
 
 def sql_settings(settings: BrokerSettings) -> SqlSettings:
-    """What the settings say about the database."""
+    """The settings of the database."""
     try:
         from towline.store.sql import parse_url
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Work that is done again and again."""
+"""Periodic work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("towline.broker")
 
 
 async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) -> None:
-    """Do it again and again. A failure is reported, and does not end it."""
+    """Do it again and again. A failure is logged, and does not end it."""
     while True:
         await asyncio.sleep(seconds)
         try:

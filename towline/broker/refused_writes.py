@@ -1,5 +1,5 @@
-"""Refusals by a database of what a broker writes by itself: it stays where it is, and is tried again, ever more rarely.
-The log says so, but not each time."""
+"""Refusals by a database of the broker's own writes: the messages stay where they are, and are tried again, ever more
+rarely. The log reports it, but not each time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ K = TypeVar("K")
 PAUSE_MIN_S: Final = 10.0
 PAUSE_MAX_S: Final = 3600.0
 TOLD_S: Final = 60.0
-"""No line of the log follows another within this time."""
+"""The least time between two lines of the log."""
 
 
 class _Refusal(NamedTuple):
@@ -29,7 +29,7 @@ class _Refusal(NamedTuple):
 
 
 class Refusals(Generic[K]):
-    """Those of a group, of the schedule, or of all sinks. After a start everything is tried at once."""
+    """The refusals of a group, of the schedule, or of all sinks. After a start everything is tried at once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

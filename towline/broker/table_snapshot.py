@@ -1,9 +1,8 @@
 """Incremental snapshots of a large table: parts are merged as in a log-structured merge tree, so work follows change.
 
-The table lies in parts, each a document of its own; what changed last is loose, in the document that names the parts.
-When there is much of that, it becomes a part. A part takes in those before it that are no larger, up to a limit: so
-there are few, and what is written is written anew some ten times at most. Of an entry that is in several the last one
-counts.
+The table lies in parts, each a document of its own; the latest changes are loose, in the document that names the parts.
+When there are many, they become a part. A part takes in those before it that are no larger, up to a limit: so there are
+few, and an entry is written anew some ten times at most. Of an entry that is in several parts the last one counts.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class PartName(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part as the document tells of it."""
+    """A part in the document that names all of them."""
 
     slot: int
     """Its document is `producers-<slot>.bin`."""
     checksum: int
     until_us: int
-    """What is in it is from then or before."""
+    """Its entries are from then or before."""
     set_us: int = 0
-    """By how much the clock was ahead by which its times are."""
+    """By how much the clock of its times was ahead."""
 
 
 class Part(NamedTuple, Generic[K]):
     name: PartName
     size: int
     keys: Sequence[K]
-    """Nothing, where it is too large to be written again with others."""
+    """None, where it is too large to be written again with others."""
 
 
 class Plan(NamedTuple, Generic[K]):
-    """What is to be done: these stay, these are to be written, and the rest stays loose."""
+    """A plan: parts that stay, parts to be written; the rest stays loose."""
 
     kept: list[Part[K]]
     new: list[list[K]]
@@ -63,7 +62,7 @@ class Slots:
         return slot
 
     def settle(self, named: set[int]) -> set[int]:
-        """These are named from now on. Gives those that were not named before already, and may be emptied."""
+        """These are named from now on. Returns those that were not named before already, and may be emptied."""
         gone = self._left - named
         self._left = (self.named | self._taken) - named
         self.named, self._taken = named, set()
@@ -71,7 +70,7 @@ class Slots:
 
 
 async def packed(entries: Sequence[Any], step: int = 1, make: Callable[[Sequence[Any]], list[Any]] = list) -> bytes:
-    """Entries as a MessagePack list; `make` gives them for a step of what is given. Others have their turn."""
+    """Entries as a MessagePack list; `make` returns them for a slice of the keys. Others run in between."""
     blocks: list[bytes] = []
     many, part = 0, TimeSlice()
     for at in range(0, len(entries), step):
@@ -92,23 +91,23 @@ async def packed_struct(struct: msgspec.Struct) -> bytes:
 
 
 class TableSnapshot(Generic[K]):
-    """The parts of one table, by keys; what belongs to a key is asked for when it is written."""
+    """The parts of one table, by keys; an entry is asked for when it is written."""
 
     def __init__(self, few: int, most: int, step: int, *, distinct: bool = False) -> None:
         self._distinct = distinct
-        """A key comes only once."""
+        """Each key comes only once."""
         self.step = step
-        """Keys of which the entries are made before others may have their turn."""
+        """Keys of one slice, after which others may run."""
         self._few = few
-        """Keys that may be loose."""
+        """Limit of loose keys."""
         self._most = most
-        """Keys of a part."""
+        """Limit of keys of a part."""
         self.parts: list[Part[K]] = []
         self.loose: list[K] = []
 
     def plan(self, fresh: Iterable[K], all_keys: Sequence[K] | None = None) -> Plan[K]:
-        """`all_keys` are those of the table, if all of it is to be written anew. What is not carried out is planned
-        again."""
+        """Plan a save. `all_keys` are those of the table, if all of it is to be written anew. What is not carried out
+        is planned again."""
         self.loose = loose = self._last(self.loose, fresh)
         if all_keys is not None:
             return self._planned([], list(all_keys))
@@ -133,7 +132,7 @@ class TableSnapshot(Generic[K]):
         return Plan(kept, [keys[at : at + self._most] for at in range(0, len(keys), self._most)], [])
 
     def is_stale(self, there: int) -> bool:
-        """Whether the parts hold far more than there is."""
+        """Whether the parts hold far more than the table does."""
         return sum(part.size for part in self.parts) > 2 * there + self._few
 
     def commit(self, plan: Plan[K], new: Sequence[PartName]) -> None:

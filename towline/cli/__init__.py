@@ -127,7 +127,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _drop_output() -> None:
-    """What could not be written goes nowhere: Python would complain when it flushes stdout at its end."""
+    """Drop output that could not be written: Python would complain when it flushes stdout at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

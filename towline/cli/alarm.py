@@ -1,4 +1,4 @@
-"""`towline alarm`: rules that tell people when something is wrong."""
+"""`towline alarm`: rules that send notices when something is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`towline audit`: who did what at a broker with security."""
+"""`towline audit`: the audit log of a broker with security."""
 
 from __future__ import annotations
 

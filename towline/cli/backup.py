@@ -1,4 +1,4 @@
-"""`towline backup` and `towline restore`: a copy of all that a broker keeps in its folder, and the way back."""
+"""`towline backup` and `towline restore`: a copy of a broker's folder, and the way back."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _make(target: Path, folder: Path | None, client: Client | None, *, link: boo
 
 
 class _Hold:
-    """The broker's promise, renewed while work goes on."""
+    """The broker's lease on its log, renewed while work goes on."""
 
     def __init__(self, client: Client, ticket: str, lease_s: float) -> None:
         self.ticket = ticket
@@ -221,7 +221,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _tell(target: Path, manifest: Manifest, output: str, found: Holdings | None = None) -> None:
-    """What a backup holds, as its manifest says, or as a broker `found` it now."""
+    """The contents of a backup, by its manifest, or as a broker `found` them now."""
     facts: dict[str, Any] = manifest.holdings if found is None else msgspec.structs.asdict(found)
     problems = facts.get("problems", [])
     for problem in problems:

@@ -1,4 +1,4 @@
-"""`towline check`: is all well? For monitors: one line, and an exit code."""
+"""`towline check`, for monitors: one line, and an exit code."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def check(
 
 
 def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:
-    """Open messages that hold it back, from half of the time on for which it waits for them, or half of the bytes."""
+    """Open messages that hold retention back, from half of the time on for which it waits for them, or half of the
+    bytes."""
     held_s, most_s = broker.get("retention_held_s", 0), broker.get("retention_held_max_s", 0)
     held_bytes, most_bytes = broker.get("retention_held_bytes", 0), broker.get("retention_held_max_bytes", 0)
     found = []
@@ -114,7 +115,7 @@ def _look_at_lag(broker: dict[str, Any]) -> list[Finding]:
 
 
 def _look_at_snapshots(broker: dict[str, Any]) -> list[Finding]:
-    """What a start begins with is old: it would take long, and retention frees nothing behind it."""
+    """The snapshots are old: a start would take long, and retention frees nothing behind them."""
     age_s, every_s = broker.get("snapshot_age_s", 0.0), broker.get("snapshot_every_s", 0.0)
     if age_s < max(SNAPSHOTS_MISSED * every_s, SNAPSHOT_WARN_S):
         return []
@@ -123,7 +124,7 @@ def _look_at_snapshots(broker: dict[str, Any]) -> list[Finding]:
 
 
 def _look_at_dedup(broker: dict[str, Any]) -> list[Finding]:
-    """More ids come than are remembered."""
+    """More dedup ids come than are remembered."""
     kept_s, window_s = broker.get("dedup_kept_s", 0.0), broker.get("dedup_window_s", 0.0)
     if kept_s >= window_s:
         return []
@@ -141,7 +142,7 @@ def _look_at_remains(broker: dict[str, Any]) -> list[Finding]:
 
 
 def _look_at_broadcast(groups: Sequence[GroupFigures]) -> list[Finding]:
-    """Consumers with a name that nobody uses any more: they come and go, and it is well to say so."""
+    """Named broadcast consumers that nobody uses any more: they come and go, and it is well to report it."""
     going = sorted(
         (one for one in groups if one.group.startswith(PRIVATE) and one.expires_in_s >= 0),
         key=lambda one: one.expires_in_s,

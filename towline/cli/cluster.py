@@ -1,4 +1,4 @@
-"""`towline cluster` and `towline clients`: which brokers there are, and who is connected to them."""
+"""`towline cluster` and `towline clients`: the brokers, and their clients."""
 
 from __future__ import annotations
 
@@ -128,6 +128,28 @@ def forget(
     facts: dict[str, object] = {"broker": broker, "told": told}
     tell(f"tell {told} broker(s) not to expect {broker} any more", facts, dry_run=dry_run, output=output)
     return 0
+
+
+@cluster.command
+def close_connection(
+    address: Annotated[str, Parameter(help="The address of a client, as `towline clients` shows it.")],
+    /,
+    *,
+    dry_run: DryRun = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Close the connections of a client, at whichever broker they are.
+
+    What it holds goes back to its groups unless it returns within moments. It may connect again: to keep it out, revoke
+    its token (`towline token revoke`).
+    """
+    with connection.connect() as client:
+        if not dry_run:
+            client.close_connection(address)
+        elif all(one.address != address for one in client.clients()):
+            raise NotFound(f"nobody is connected from {address}")
+    tell(f"close the connections from {address}", {"address": address}, dry_run=dry_run, output=output)
 
 
 def clients(

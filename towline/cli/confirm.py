@@ -30,8 +30,8 @@ def confirm(question: str, *, yes: bool) -> bool:
 
 
 def tell(doing: str, facts: dict[str, object], *, dry_run: bool, output: Format) -> None:
-    """What was done, or would be: `doing` is `remove topic orders …`. A command that did what it was told says nothing,
-    unless it was asked for JSON."""
+    """The result, or the plan of a dry run: `doing` is `remove topic orders …`. A command that did what it was told
+    prints nothing, unless it was asked for JSON."""
     if output == "json":
         print_json(facts | {"dry_run": dry_run})
     elif dry_run:

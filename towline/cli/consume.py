@@ -38,7 +38,7 @@ LOOK_S = 0.2
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Beginning:
-    """Where to begin, and whether to look only."""
+    """The position to begin at, and whether to peek only."""
 
     from_: Annotated[
         str,
@@ -72,7 +72,7 @@ class Beginning:
         return start
 
     def looks(self, start: Start) -> bool:
-        """Whether messages are read without consuming them: so is all that begins in the middle."""
+        """Whether messages are read without consuming them: so is every read that begins in the middle."""
         return self.peek or not start.is_an_end
 
     def lanes(self, client: Client, topic: str) -> Sequence[Priority | int]:
@@ -152,7 +152,7 @@ def _start(text: str) -> Start:
 
 
 class _Reader:
-    """Whoever reads our output."""
+    """The reader of our output."""
 
     def __init__(self, descriptor: int) -> None:
         self._poll = select.poll()
@@ -164,7 +164,7 @@ class _Reader:
 
 
 class End:
-    """When to stop: after so many messages, when none has come for so long, when nobody reads them, or when told to."""
+    """When to stop: after so many messages, when none has come for so long, when nobody reads them, or on a signal."""
 
     def __init__(self, stop: Stop, count: int | None, idle_timeout: float | None, reader: _Reader) -> None:
         self.stop = stop
@@ -179,7 +179,7 @@ class End:
 
     @property
     def most(self) -> int:
-        """How many messages to ask for."""
+        """The number of messages to ask for."""
         return BATCH_MESSAGES if self._left is None else min(self._left, BATCH_MESSAGES)
 
     def took(self, count: int) -> None:
@@ -226,7 +226,7 @@ def _is_new(client: Client, topic: str) -> bool:
 
 
 def _say_it_waits(client: Client, topic: str, group: str | None, is_new: bool) -> None:
-    """Once, and only if no message came at first: who sees nothing may wonder whether the topic's name is right."""
+    """Once, and only if no message came at first: the user may wonder whether the topic's name is right."""
     if is_new:
         note(f"topic {topic} is new")
     if group is not None and _is_paused(client, topic, group):
@@ -245,7 +245,7 @@ def _is_paused(client: Client, topic: str, group: str) -> bool:
 
 
 def _look(client: Client, topic: str, lanes: Sequence[Priority | int], start: Start, end: End) -> Batches:
-    """Batches of messages, read without consuming them: the high lane first, then what is new in any of them."""
+    """Batches of messages, read without consuming them: the high lane first, then new ones in any of them."""
     at = {lane: _first(client, topic, lane, start) for lane in lanes}
     while not end.reached:
         found = False

@@ -1,4 +1,4 @@
-"""`towline dead`: messages that were given up; looking through them, sending them again, letting go of them."""
+"""`towline dead`: dead letters: list, send again, edit, export, drop."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def purge(
             raise Usage(f"--before counts at one broker: name it with --broker, one of {', '.join(map(str, brokers))}")
         ends = {one: before if before is not None else _end(client, topic, group, until_s, one) for one in brokers}
         going = 0
-        if dry_run or not yes:  # to be told how many, one must be allowed to read them
+        if dry_run or not yes:  # to get their number, one must be allowed to read them
             letters = {one: Which(broker=one).letters(client, topic, group) for one in brokers}
             going = sum(letter.number < ends[one] for one, some in letters.items() for letter in some)
         if not dry_run:

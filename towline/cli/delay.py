@@ -1,4 +1,4 @@
-"""`towline delay`: messages that wait for their time."""
+"""`towline delay`: delayed messages."""
 
 from __future__ import annotations
 

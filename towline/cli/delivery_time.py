@@ -23,7 +23,7 @@ def parse_time(text: str) -> float:
 
 
 def when(delay: float | None, at: str | None, delay_level: int | None) -> dict[str, Any]:
-    """What the client takes: `delay`, `deliver_at` or `delay_level`, or none of them."""
+    """The client's option: `delay`, `deliver_at` or `delay_level`, or none of them."""
     given = {"delay": delay, "deliver_at": None if at is None else parse_time(at), "delay_level": delay_level}
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) > 1:

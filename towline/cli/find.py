@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["find", "moment"]
 
 DELAYED: Final = "DELAYED"
-"""The status of a message that waits for its time: it is in no lane yet, and so new to no group."""
+"""The status of a delayed message: it is in no lane yet, and so new to no group."""
 
 
 def find(

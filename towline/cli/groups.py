@@ -1,4 +1,4 @@
-"""`towline group`: consumer groups, how far they are, and their settings."""
+"""`towline group`: consumer groups, their progress, and their settings."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Retries:
     ] = None
 
     def applied(self, policy: RetryPolicy) -> RetryPolicy:
-        """The policy with what was given."""
+        """The policy with the given options."""
         policy = _changed(policy, max_attempts=self.max_attempts, delays_s=self.retry_delays, **_backoff(self.backoff))
         if self.retry_delays is not None and self.backoff is None:
             policy = _changed(policy, kind="delays")

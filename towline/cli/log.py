@@ -1,4 +1,4 @@
-"""`towline log`: looking into the folder of a log store, without a broker or beside a running one."""
+"""`towline log`: inspection of a log store's folder, without a broker or beside a running one."""
 
 from __future__ import annotations
 

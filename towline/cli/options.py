@@ -27,7 +27,7 @@ class Usage(Exception):
 @Parameter(name="*", group="Connection")
 @dataclass(frozen=True)
 class Connection:
-    """Where the broker is, and who is calling."""
+    """The address of the broker, and the credentials."""
 
     url: Annotated[
         str,

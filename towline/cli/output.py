@@ -44,11 +44,11 @@ Output = Annotated[
 ]
 
 FITTED_MAX: Final = 1_000
-"""More rows than that are not fitted to the terminal: it would take longer than anybody waits."""
+"""More rows than that are not fitted to the terminal: it would take too long."""
 
 
 class OutputFailed(OSError):
-    """Stdout cannot be written; a closed pipe is not meant, for that is how a reader says it has seen enough."""
+    """Stdout cannot be written; a closed pipe is not meant, for that is how a reader tells that it has seen enough."""
 
     def __str__(self) -> str:
         return f"cannot write the output: {self.strerror}"
@@ -70,7 +70,7 @@ class _Stdout(io.FileIO):
 
 def guarded(stdout: TextIO) -> TextIO:
     """The same stdout, with errors of its own and always with a buffer. Without one (PYTHONUNBUFFERED) a write may take
-    a part of the bytes only, and whoever does not look at its answer loses the rest."""
+    a part of the bytes only, and a caller that ignores its answer loses the rest."""
     kind = stdout if isinstance(stdout, io.TextIOWrapper) else None
     return io.TextIOWrapper(
         io.BufferedWriter(_Stdout(stdout.fileno(), "wb", closefd=False)),
@@ -81,7 +81,7 @@ def guarded(stdout: TextIO) -> TextIO:
 
 
 class Step(Protocol):
-    """Told how far the work has come, and once more is known, how much there is in all."""
+    """Called with the progress of the work and, once it is known, the whole."""
 
     def __call__(self, done: int, total: int | None = None, /) -> None: ...
 
@@ -119,7 +119,7 @@ def _print_fitted(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Non
 
 
 def _print_plain(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Whole values, however long the line: who reads a pipe wants them, and ten thousand rows take no time."""
+    """Whole values, however long the line: the reader of a pipe wants them, and ten thousand rows take no time."""
     from rich.cells import cell_len
 
     titles = [title.removeprefix("#") for title in columns]
@@ -161,7 +161,7 @@ def note(text: str) -> None:
 
 
 def fail(text: str) -> None:
-    """The one line that says what went wrong."""
+    """The one line about an error."""
     line = "error: " + harmless(" ".join(text.split()))
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         line = f"\x1b[31m{line}\x1b[0m"
@@ -177,7 +177,7 @@ def ask(question: str) -> bool:
 
 @contextmanager
 def progress(title: str, total: int | None, unit: str = "messages", *, per_second: float = 10.0) -> Iterator[Step]:
-    """A progress bar on stderr, where that is a terminal; `total` of None shows only how far it has come."""
+    """A progress bar on stderr, where that is a terminal; `total` of None shows only the progress."""
     if not sys.stderr.isatty():
         yield lambda done, total=None, /: None
         return

@@ -35,7 +35,7 @@ def renderer(kind: MessageFormat) -> Callable[[Message], bytes]:
 
 
 def facts(message: Message) -> dict[str, Any]:
-    """Everything known of a message. `encoding` says how the body is written: utf-8 or base64."""
+    """All facts about a message. `encoding` is that of the body: utf-8 or base64."""
     body, encoding = text_or_base64(message.body)
     return {
         "id": message.id,

@@ -1,4 +1,4 @@
-"""`towline acl`: who may do what at a broker with security."""
+"""`towline acl`: the rules of a broker with security."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LINE_MAX = 16 << 20
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Bodies:
-    """Where the messages come from, other than from an argument."""
+    """The source of the messages, other than an argument."""
 
     file: Annotated[
         tuple[Path, ...],
@@ -68,7 +68,7 @@ class Bodies:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Labels:
-    """What is kept with a message."""
+    """Properties that are kept with a message."""
 
     key: Annotated[str | None, Parameter(name=("--key", "-k"), help="A business reference, kept with the message.")] = (
         None
@@ -96,7 +96,7 @@ class Labels:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Handling:
-    """How a message is treated once it is there."""
+    """Handling of a message by its consumers."""
 
     ttl: Annotated[
         Duration | None, Parameter(help="What is not consumed after so long (`30s`) is not delivered any more.")
@@ -123,7 +123,7 @@ class Handling:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Delivery:
-    """When a message is delivered."""
+    """The time of delivery."""
 
     delay: Annotated[
         Duration | None, Parameter(help="Deliver it so long after the broker has it, for example `30s`.")
@@ -219,7 +219,7 @@ def _read(path: Path) -> bytes:
 
 
 def _lines(descriptor: int) -> Iterator[list[bytes]]:
-    """The lines that have come, as often as some come: many while they pour in, and each at once when they trickle."""
+    """The lines so far, as often as some come: many while they pour in, and each at once when they trickle."""
     rest = b""
     while block := os.read(descriptor, BATCH_BYTES):
         *lines, rest = (rest + block).split(b"\n")
@@ -256,7 +256,7 @@ def _send_together(
     client: Client, topic: str, batches: Iterator[list[bytes]], options: dict[str, Any], output: Format
 ) -> None:
     options = dict(options)
-    # Whoever types or pipes the lines takes as long as it takes.
+    # Lines that are typed or piped take as long as they take.
     with client.transaction(timeout=None, durability=options.pop("durability")) as tx:
         for bodies in batches:
             for body in bodies:

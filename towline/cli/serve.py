@@ -95,6 +95,6 @@ _GONE = [
     )
     for name in GONE
 ]
-"""Taken only to say what to write instead."""
+"""Taken only to name the replacement."""
 serve.__signature__ = inspect.Signature([_CONFIG, *map(_flag, settings()), *_GONE])  # type: ignore[attr-defined]
 serve.__annotations__ = {}

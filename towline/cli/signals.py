@@ -1,4 +1,4 @@
-"""Stopping in an orderly way: SIGINT and SIGTERM end a loop between two steps, never within one."""
+"""Orderly stop: SIGINT and SIGTERM end a loop between two steps, never within one."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Stop:
         return self._flag.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, unless told to stop."""
+        """Sleep, or until a signal."""
         return self._flag.wait(seconds)
 
     @property
     def exit_code(self) -> int:
-        """Being told to stop is how a service ends, so SIGTERM is a success; Ctrl-C is what a shell takes it for."""
+        """A signal is how a service ends, so SIGTERM is a success; Ctrl-C has a shell's exit code."""
         return 130 if self._number == signal.SIGINT else 0

@@ -44,7 +44,7 @@ Delays = Annotated[
 
 
 class Start(NamedTuple):
-    """Where to begin: at an end of the topic, at a time, or at a number in its lane."""
+    """A position: an end of the topic, a time, or a number in its lane."""
 
     where: str = "earliest"
     time_us: int = 0

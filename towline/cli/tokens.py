@@ -1,4 +1,4 @@
-"""`towline token`: how programs prove who they are."""
+"""`towline token`: credentials of programs."""
 
 from __future__ import annotations
 

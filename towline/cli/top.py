@@ -1,4 +1,4 @@
-"""`towline top`: what goes on at a broker, live."""
+"""`towline top`: live figures of a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Order = Literal["lag", "age", "in", "out", "dead", "name"]
 
 
 class Row(NamedTuple):
-    """A group, or a topic without one, and how it moves."""
+    """A group, or a topic without one, with its rates."""
 
     topic: str
     group: str
@@ -77,7 +77,7 @@ def top(
 
 
 def _looks(connection: Connection, topic: str, every: float, count: int | None) -> Iterator[tuple[Measured, Measured]]:
-    """What is, and what was before; the first time the two are taken shortly after one another."""
+    """The present figures and those before; the first time the two are taken shortly after one another."""
     with connection.connect() as client:
         before = client.measure(topic)
         pause_s = min(every, 0.5)

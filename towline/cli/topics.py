@@ -250,7 +250,7 @@ def purge(
 
 
 def _template(client: Client, *, changes: bool) -> TopicConfig:
-    """The template; brokers that have different ones are given one by a change, which begins from the first one's."""
+    """The template; brokers with different ones get one by a change, which begins from the first one's."""
     try:
         return client.template()
     except Conflict:

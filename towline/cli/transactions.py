@@ -1,4 +1,4 @@
-"""`towline tx`: prepared transactions that wait to be decided, and deciding them by hand."""
+"""`towline tx`: prepared transactions that are undecided, and deciding them by hand."""
 
 from __future__ import annotations
 

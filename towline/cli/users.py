@@ -1,4 +1,4 @@
-"""`towline user`: who may come in at a broker with security."""
+"""`towline user`: users of a broker with security."""
 
 from __future__ import annotations
 

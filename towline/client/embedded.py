@@ -23,7 +23,7 @@ __all__ = ["Embedded", "acquire", "acquire_here"]
 
 
 class Embedded:
-    """A broker on an event loop, counted by those who use it."""
+    """A broker on an event loop, with a count of its users."""
 
     def __init__(self, target: Target, settings: BrokerSettings, key: str) -> None:
         self._target = target
@@ -46,7 +46,7 @@ class Embedded:
 
     @property
     def is_gone(self) -> bool:
-        """Its loop was closed without a word, as `asyncio.run` does with what is left open."""
+        """Its loop was closed without `release`, as `asyncio.run` does with what is left open."""
         return self._loop is not None and self._loop.is_closed()
 
     # Serving, from any thread
@@ -194,7 +194,7 @@ def _find(target: Target) -> tuple[Embedded, bool]:
 
 
 def _key(target: Target) -> str:
-    """What is shared under one key is one broker; nothing is shared without."""
+    """The key under which a broker is shared; None for one that is not shared."""
     if target.scheme == "file":
         return f"file:{Path(target.path).resolve()}"
     return f"memory:{target.path}" if target.path else ""

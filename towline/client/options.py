@@ -1,4 +1,4 @@
-"""Options of `connect`, and what both clients make of them."""
+"""Options of `connect`, of producers and of consumers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from towline.client.consume.ack_spool import AckSpool
 from towline.client.consume.group_settings import RequestedSettings
@@ -33,15 +33,13 @@ from towline.model import (
     check_group,
     check_topics,
 )
+from towline.protocol.base import HEAD_ROOM
 
-__all__ = ["HEAD_BYTES", "Certificates", "ConsumerOptions", "Options", "ProducerOptions"]
-
-HEAD_BYTES: Final = 64 << 10
-"""What a broker allows for a request besides its frame."""
+__all__ = ["Certificates", "ConsumerOptions", "Options", "ProducerOptions"]
 
 
 class Options:
-    """Where the broker is, and who we are. The secret is kept here and shown nowhere."""
+    """The address of the broker, and the client's identity. The secret is kept here and shown nowhere."""
 
     def __init__(
         self,
@@ -95,14 +93,14 @@ class ConsumerOptions(NamedTuple):
     spool_dir: str | Path | None = None
     mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
     own_name: str | None = None
-    """The name of one without a name, where several consumers are to have the same."""
+    """The name of a consumer without a name, where several are to have the same."""
 
     def named(self) -> ConsumerOptions:
         """With a name of its own."""
         return self._replace(own_name=_own_name())
 
     def at(self, broker: str, spool_dir: str | Path | None) -> ConsumerOptions:
-        """For the consumer at one broker of a cluster: what it cannot tell is kept for that broker."""
+        """For the consumer at one broker of a cluster: acts that cannot be sent are kept for that broker."""
         folder = self.spool_dir or (spool_dir if self.name is not None else None)
         return self if folder is None else self._replace(spool_dir=Path(folder) / broker)
 
@@ -150,11 +148,11 @@ class ConsumerOptions(NamedTuple):
             ack_interval_s=self.ack_interval,
             on_lost=self.on_lost,
             spool=None if folder is None else AckSpool(folder, self.topic, group, name),
-            wishes=self._wishes(),
+            requested=self._requested(),
         )
 
-    def _wishes(self) -> RequestedSettings:
-        """What was given that is a setting of the group. Defaults are no wishes."""
+    def _requested(self) -> RequestedSettings:
+        """The given options that are settings of the group. Defaults do not count."""
         mode = self.mode if self.mode != "at-least-once" else None
         return RequestedSettings(self.retry, self.lease_timeout or None, self.max_in_flight, mode)
 
@@ -184,7 +182,7 @@ class ProducerOptions(NamedTuple):
         return BatchLimits(
             self.linger_ms / 1000,
             self.max_batch_messages,
-            min(self.max_batch_bytes, max_request_bytes - HEAD_BYTES),
+            min(self.max_batch_bytes, max_request_bytes - HEAD_ROOM),
             self.max_buffer_messages,
             self.max_buffer_bytes,
             self.max_in_flight,
@@ -195,7 +193,7 @@ class ProducerOptions(NamedTuple):
     def shipping(
         self, make_sender: Callable[[], FrameEncoder], max_request_bytes: int, connection: Connection, shards: ShardMap
     ) -> BatchSender:
-        durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
+        durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_ROOM
         if self.spool_dir is None:
             about = durability, self.compress, max_frame_bytes, shards
             return BatchSender(make_sender(), *about, reroutes=self.reroutes)
@@ -213,6 +211,6 @@ class ProducerOptions(NamedTuple):
 
 
 def _own_name() -> str:
-    """A name that no other consumer has, and that still says something to people."""
+    """A name that no other consumer has, and that people can recognise."""
     host = "".join(letter for letter in socket.gethostname()[:20] if letter.isascii() and letter.isalnum()) or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"

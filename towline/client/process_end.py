@@ -27,7 +27,7 @@ class Holder(Protocol):
     """A producer or consumer that is open."""
 
     def end(self, timeout_s: float, *, final: bool) -> None:
-        """Send what is held. After the `final` time nobody will."""
+        """Send what is held. After the `final` time nothing will be sent."""
 
     def forked(self) -> None:
         """This is a child process: what is held belongs to the parent. Its locks may be held for ever."""
@@ -40,7 +40,7 @@ _registered = False
 
 
 def watch(holder: Holder) -> None:
-    """Let it send what it holds when the process ends."""
+    """Flush it when the process ends."""
     global _registered  # noqa: PLW0603 - a process ends once
     with _lock:
         _holders.add(holder)

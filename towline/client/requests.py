@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from towline.client.consume.message import DeadLetter, Message
 from towline.client.consume.message_block import MessageBlock
 from towline.client.link.connection import Call
-from towline.client.link.flow import Flow, Start
+from towline.client.link.flow import Flow, Start, ask
 from towline.client.produce.encode import (
     FOREVER,
     Columns,
@@ -41,6 +41,7 @@ from towline.model import (
 )
 from towline.protocol import split_attachments
 from towline.protocol.backup import BackupBegun, BackupHeld, BeginBackup, HoldBackup
+from towline.protocol.base import HEAD_ROOM
 from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
 from towline.protocol.groups import Pause, Seek, Sought
 from towline.protocol.messages import (
@@ -116,22 +117,11 @@ __all__ = [
 ]
 
 Target = str | datetime | Mapping[Priority | int, int]
-"""Where a group may be moved: an end, a time, or sequence numbers by lane."""
+"""A position for a group: an end, a time, or sequence numbers by lane."""
 Keys = Sequence[str | None] | None
 Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
 
-A = TypeVar("A", bound=Answer)
-
-HEAD_ROOM: Final = 64 << 10
-"""What a broker allows for a request besides its frame."""
 _MAX_RESEND: Final = 10_000
-
-
-def _ask(request: Request, expected: type[A], call: Call | None = None) -> Flow[A]:
-    answer = yield call or Call(request)
-    if not isinstance(answer, expected):
-        raise ProtocolError(f"{type(request).__name__} was answered by {type(answer).__name__}")
-    return answer
 
 
 # Sending
@@ -174,7 +164,7 @@ def send(
 
 
 def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
-    """What came of `send`."""
+    """The receipt in the answer to `send`."""
     if type(answer) is not Sent:
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
     if answer.repeats:
@@ -197,8 +187,8 @@ def send_many(
     deliver_at_us: Sequence[int] | None = None,
     lives: Lifetimes = FOREVER,
 ) -> Flow[Receipts]:
-    """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
-    its way."""
+    """One frame after the other, so that one that fails is followed by none; each is made while the one before it is in
+    flight."""
     lane = as_lane(priority)
     columns = Columns(
         bodies,
@@ -224,7 +214,7 @@ def send_many(
 
 
 def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
-    answer = yield from _ask(call.request, Sent, call)
+    answer = yield from ask(call.request, Sent, call)
     if not answer.repeats:
         return [Run(answer.firsts[0], count, answer.appended_at_us, DELAY if answer.delayed else None)]
     delayed = bool(answer.delayed)
@@ -237,29 +227,29 @@ def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
 
 def ping() -> Flow[None]:
     """Meet the broker."""
-    yield from _ask(Beat(), Done)
+    yield from ask(Beat(), Done)
 
 
 def brokers() -> Flow[Brokers]:
-    """Which brokers there are; the first thing that a client asks."""
-    return (yield from _ask(ListBrokers(), Brokers))
+    """The list of brokers: a client's first request."""
+    return (yield from ask(ListBrokers(), Brokers))
 
 
 def clients(name: str, group_name: str) -> Flow[list[ClientState]]:
     request = ListClients(check_topic(name) if name else "", check_group(group_name) if group_name else "")
-    return (yield from _ask(request, Clients)).clients
+    return (yield from ask(request, Clients)).clients
 
 
 def forget_broker(broker: str) -> Flow[None]:
-    yield from _ask(ForgetBroker(broker), Done)
+    yield from ask(ForgetBroker(broker), Done)
 
 
 def begin_backup() -> Flow[BackupBegun]:
-    return (yield from _ask(BeginBackup(), BackupBegun))
+    return (yield from ask(BeginBackup(), BackupBegun))
 
 
 def hold_backup(ticket: str, *, done: bool) -> Flow[BackupHeld]:
-    return (yield from _ask(HoldBackup(ticket, done), BackupHeld))
+    return (yield from ask(HoldBackup(ticket, done), BackupHeld))
 
 
 def create_topic(
@@ -275,19 +265,19 @@ def create_topic(
     request = CreateTopic(msgspec.structs.replace(TopicConfig(name, 0, retention_s, shards), **about))
     call = Call(request)
     try:
-        yield from _ask(request, Done, call)
+        yield from ask(request, Done, call)
     except Conflict:
-        # Asked twice because the connection broke: the first time was carried out.
+        # Sent twice because the connection broke: the first time was carried out.
         if not call.resent:
             raise
 
 
 def put_topic(config: TopicConfig, *, template: bool) -> Flow[None]:
-    yield from _ask(PutTopic(config, template), Done)
+    yield from ask(PutTopic(config, template), Done)
 
 
 def template() -> Flow[TopicConfig]:
-    return (yield from _ask(Template(), Templated)).config
+    return (yield from ask(Template(), Templated)).config
 
 
 def delete_topic(name: str) -> Flow[None]:
@@ -295,23 +285,23 @@ def delete_topic(name: str) -> Flow[None]:
 
 
 def topics() -> Flow[list[TopicState]]:
-    return (yield from _ask(ListTopics(), Topics)).topics
+    return (yield from ask(ListTopics(), Topics)).topics
 
 
 def topic(name: str) -> Flow[TopicState]:
-    return (yield from _ask(TopicInfo(check_topic(name)), TopicState))
+    return (yield from ask(TopicInfo(check_topic(name)), TopicState))
 
 
 def groups(name: str) -> Flow[list[GroupState]]:
-    return (yield from _ask(ListGroups(check_topics(name) if name else ""), Groups)).groups
+    return (yield from ask(ListGroups(check_topics(name) if name else ""), Groups)).groups
 
 
 def group(topic_name: str, name: str) -> Flow[GroupState]:
-    return (yield from _ask(GroupInfo(check_topic(topic_name), check_group(name)), GroupState))
+    return (yield from ask(GroupInfo(check_topic(topic_name), check_group(name)), GroupState))
 
 
 def put_group(config: GroupConfig) -> Flow[None]:
-    yield from _ask(PutGroup(config), Done)
+    yield from ask(PutGroup(config), Done)
 
 
 def delete_group(topic_name: str, name: str) -> Flow[None]:
@@ -321,18 +311,18 @@ def delete_group(topic_name: str, name: str) -> Flow[None]:
 def _delete(request: Request) -> Flow[None]:
     call = Call(request)
     try:
-        yield from _ask(request, Done, call)
+        yield from ask(request, Done, call)
     except NotFound:
         if not call.resent:
             raise
 
 
-# Looking
+# Browse
 
 
 def browse(name: str, lane: Priority | int, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
     call = Call(Browse(check_topic(name), as_lane(lane), "", first, max_messages, max_bytes))
-    answer = yield from _ask(call.request, Browsed, call)
+    answer = yield from ask(call.request, Browsed, call)
     shards = MAX_SHARDS if isinstance(lane, int) else 0
     items = [message for section in _sections(name, answer, call, shards) for message in section.messages()]
     return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
@@ -340,7 +330,7 @@ def browse(name: str, lane: Priority | int, first: int, max_messages: int, max_b
 
 def dead_letters(name: str, group_name: str, first: int, max_messages: int, max_bytes: int) -> Flow[Page[DeadLetter]]:
     call = Call(Browse(check_topic(name), 0, check_group(group_name), first, max_messages, max_bytes))
-    answer = yield from _ask(call.request, Browsed, call)
+    answer = yield from ask(call.request, Browsed, call)
     resent = [range(begin, begin + count) for begin, count in answer.settled]
     items = [
         DeadLetter(message, resent=any(message.seq in numbers for numbers in resent))
@@ -363,21 +353,21 @@ def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
     if dead is not None:
         count = 0
         for at in range(0, len(dead), _MAX_RESEND):
-            count += (yield from _ask(Resend(name, group_name, list(dead[at : at + _MAX_RESEND])), Resent)).count
+            count += (yield from ask(Resend(name, group_name, list(dead[at : at + _MAX_RESEND])), Resent)).count
         return count
     count = 0
     while True:
-        answer = yield from _ask(Resend(name, group_name), Resent)
+        answer = yield from ask(Resend(name, group_name), Resent)
         count += answer.count
         if not answer.left or not answer.count:
             return count
 
 
 def locate(name: str, lane: Priority | int, time_us: int) -> Flow[int]:
-    return (yield from _ask(Locate(check_topic(name), as_lane(lane), time_us), Located)).seq
+    return (yield from ask(Locate(check_topic(name), as_lane(lane), time_us), Located)).seq
 
 
-# Moving groups and emptying topics
+# Seek, pause, purge
 
 
 def seek(name: str, group_name: str, to: Target, *, dry_run: bool) -> Flow[Sought]:
@@ -394,33 +384,33 @@ def seek(name: str, group_name: str, to: Target, *, dry_run: bool) -> Flow[Sough
         request = Seek(name, group_name, to, [], dry_run)
     else:
         raise BadRequest(f"seek to {to!r}: give 'earliest', 'latest', a datetime, or sequence numbers by lane")
-    return (yield from _ask(request, Sought))
+    return (yield from ask(request, Sought))
 
 
 def pause(name: str, group_name: str, *, paused: bool, reason: str) -> Flow[None]:
-    yield from _ask(Pause(check_topic(name), check_group(group_name), paused, reason[:500]), Done)
+    yield from ask(Pause(check_topic(name), check_group(group_name), paused, reason[:500]), Done)
 
 
 def purge(name: str, *, dry_run: bool) -> Flow[Purged]:
-    return (yield from _ask(Purge(check_topic(name), dry_run), Purged))
+    return (yield from ask(Purge(check_topic(name), dry_run), Purged))
 
 
 def edit_topic(name: str, retention_s: float | None) -> Flow[None]:
-    yield from _ask(EditTopic(check_topic(name), retention_s), Done)
+    yield from ask(EditTopic(check_topic(name), retention_s), Done)
 
 
 def stat() -> Flow[dict[str, Any]]:
-    return (yield from _ask(Stat(), Stated)).figures
+    return (yield from ask(Stat(), Stated)).figures
 
 
-# Prepared transactions, from outside
+# Prepared transactions, resolved by hand
 
 
 def transactions(transaction: str, parked: bool, limit: int) -> Flow[list[TransactionState]]:
-    return (yield from _ask(ListTransactions(transaction, parked, limit), Transactions)).transactions
+    return (yield from ask(ListTransactions(transaction, parked, limit), Transactions)).transactions
 
 
 def resolve_transaction(transaction: str, verdict: str, reason: str) -> Flow[None]:
     if verdict not in ("commit", "rollback"):
         raise BadRequest(f"{verdict!r}: a transaction is resolved by 'commit' or 'rollback'")
-    yield from _ask(Resolve(transaction, verdict == "commit", reason), Done)
+    yield from ask(Resolve(transaction, verdict == "commit", reason), Done)

@@ -1,4 +1,4 @@
-"""Pages of results, and where they go on."""
+"""Pages of results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Item = TypeVar("Item")
 
 
 class Page(Sequence[Item]):
-    """Some messages of a stream, and where it goes on: `next` is the `first` to ask for then. `start` and `end` are the
-    bounds of what can be read."""
+    """Some messages of a stream; `next` is the `first` of the next page. `start` and `end` are the bounds of what can
+    be read."""
 
     __slots__ = ("_items", "end", "next", "start")
 

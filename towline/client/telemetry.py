@@ -20,7 +20,7 @@ LINKS_MAX: Final = 100
 
 
 def instrument(client: Any) -> None:
-    """Let `send` and `send_many` of a client or producer make spans, and tell them to whoever consumes."""
+    """Let `send` and `send_many` of a client or producer make spans, and pass their context on to consumers."""
     if MODULE not in sys.modules:
         return
     for name in ("send", "send_many"):
@@ -73,7 +73,7 @@ def _with_context(headers: Any) -> Any:
 
 
 def processing(function: Callable[[Any], Any], topic: str, group: str | None) -> Callable[[Any], Any]:
-    """The handler, called within a span that goes on from where its message was sent."""
+    """The handler, called within a span that continues the sender's."""
     if MODULE not in sys.modules:
         return function
     if inspect.iscoroutinefunction(function):

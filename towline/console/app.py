@@ -1,4 +1,4 @@
-"""The console as one ASGI application: pages, login, downloads, the REST door at /api, and the shield before them."""
+"""The console as one ASGI application: pages, login, downloads, the REST door at /api, and the security middleware."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FAVICON = (
 def console_app(
     url: str, *, hosts: Iterable[str] = (), any_host: bool = False, tls: bool = False, **options: Any
 ) -> ASGIApp:
-    """`options` are those of `towline.aio.connect`, but for who is calling."""
+    """`options` are those of `towline.aio.connect`, but for the credentials."""
     sessions = Sessions(url, options)
     use_sessions(sessions)
     rest = rest_app(url, **options)

@@ -1,4 +1,4 @@
-"""Files to take away: a body as it is, and dead letters as lines of JSON. The broker decides who gets them."""
+"""Downloads: a body as it is, and dead letters as lines of JSON. The broker decides who gets them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def download_routes() -> APIRouter:
         client = _client(request)
         try:
             check_topic(topic), check_group(group)
-            await client.dead_letters(topic, group, max_messages=1, max_bytes=1)  # a stream that began cannot say no
+            await client.dead_letters(topic, group, max_messages=1, max_bytes=1)  # a begun stream cannot be refused
         except TowlineError as error:
             return _sorry(error)
         headers = _headers(f"{topic}-{group.lstrip('~')}-dead.jsonl")

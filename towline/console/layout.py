@@ -1,4 +1,4 @@
-"""The frame of every page: who looks, the navigation, and the small pieces that pages are made of."""
+"""The layout of every page: the user, the navigation, and the small pieces that pages are made of."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def use_sessions(sessions: Sessions) -> None:
 
 
 class View:
-    """One page in one browser: whose it is, where it looks, in which zone."""
+    """One page in one browser: its session, its path, its time zone."""
 
     def __init__(self, request: Request, session: Session) -> None:
         self.request = request
@@ -76,7 +76,7 @@ class View:
         self.zone: tzinfo = number_format.zone_of(request.cookies.get("towline_zone"))
         self.address = request.client.host if request.client else ""
         self.main: ui.element
-        """Where the page is: what is made there outlives the dialog that asked for it."""
+        """The element of the page: what is made there outlives the dialog that asked for it."""
 
     @property
     def sessions(self) -> Sessions:
@@ -93,7 +93,7 @@ class View:
         return str(self.request.path_params.get(name, ""))
 
     def asked(self, name: str, default: str = "") -> str:
-        """What the address says behind the question mark."""
+        """The query of the address."""
         return self.request.query_params.get(name, default)[:500]
 
     def moment(self, at_us: int, *, exact: bool = False) -> str:
@@ -107,7 +107,7 @@ Builder = Callable[[View], Awaitable[None]]
 
 
 def console_page(path: str, title: str) -> Callable[[Builder], Builder]:
-    """A page of the console. What the broker refuses is shown where the page would be."""
+    """A page of the console. A refusal by the broker is shown in place of the page."""
 
     def wrap(build: Builder) -> Builder:
         @ui.page(path, title=f"{title} · Towline", response_timeout=20)
@@ -131,14 +131,14 @@ def console_page(path: str, title: str) -> Callable[[Builder], Builder]:
 
 
 def _leave_with(session: Session) -> None:
-    """Nothing stays on the screen of somebody who is not logged in any more."""
+    """Nothing stays on the screen of a user who is not logged in any more."""
     page = ui.context.client
     session.pages[page.id] = partial(page.run_javascript, "location.reload()")
     page.on_delete(lambda: session.pages.pop(page.id, None))
 
 
 def _unexpected(error: Exception) -> None:
-    """Something that was asked for failed before it was done: whoever asked is told."""
+    """An action failed before it was done: tell the user."""
     say(str(error) if isinstance(error, TowlineError) else "This did not work: see the console's log", bad=True)
 
 
@@ -210,7 +210,7 @@ def _navigation(path: str) -> None:
 
 @contextmanager
 def head(title: str, about: str = "", *, crumb: tuple[str, str] | None = None) -> Iterator[None]:
-    """The title of a page, with what can be done at its right."""
+    """The title of a page, with its actions at the right."""
     with ui.element("div").classes("tl-head"):
         with ui.element("div").classes("tl-grow"):
             if crumb is not None:
@@ -225,7 +225,7 @@ def head(title: str, about: str = "", *, crumb: tuple[str, str] | None = None) -
 
 @contextmanager
 def panel(title: str = "", about: str = "") -> Iterator[ui.element]:
-    """A framed part of a page; what comes into the block goes inside."""
+    """A framed part of a page; the contents of the block go inside."""
     with ui.element("section").classes("tl-panel"):
         if title:
             with ui.element("header"):
@@ -238,7 +238,7 @@ def panel(title: str = "", about: str = "") -> Iterator[ui.element]:
 
 
 def figures(some: Iterable[tuple[str, str, str, str, str]]) -> dict[str, tuple[ui.label, ui.label, ui.element]]:
-    """A strip of figures: (name, value, small print, tone, target). Gives the labels, to be changed later."""
+    """A strip of figures: (name, value, small print, tone, target). Returns the labels, to be changed later."""
     shown = {}
     with ui.element("div").classes("tl-stats"):
         for name, value, small, tone, target in some:
@@ -259,7 +259,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def button(text: str = "", *, on_click: Callable[..., Any] | None = None, icon: str | None = None) -> ui.button:
-    """A button without a colour of its own: the theme says how it looks."""
+    """A button without a colour of its own: the theme gives its look."""
     return ui.button(text, on_click=on_click, icon=icon, color=None)
 
 
@@ -282,7 +282,7 @@ def empty(icon: str, title: str, text: str = "", code: str = "") -> None:
 
 
 def say(text: str, *, bad: bool = False) -> None:
-    """In a few words at the bottom; what went wrong stays long enough to be read."""
+    """A short notification at the bottom; an error stays long enough to be read."""
     shown = number_format.plain(text)[:300]
     if bad:
         ui.notify(shown, type="negative", position="bottom", timeout=20_000, close_button="Close")
@@ -291,7 +291,7 @@ def say(text: str, *, bad: bool = False) -> None:
 
 
 async def act(work: Awaitable[Any], done: str = "") -> bool:
-    """Do something that was asked for, and say what came of it."""
+    """Run an action, and show its result."""
     try:
         await work
     except Closed:

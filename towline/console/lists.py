@@ -1,4 +1,4 @@
-"""Lists of topics and groups, as the broker sorts and cuts them, from what whoever looks may see."""
+"""Lists of topics and groups, as the broker sorts and cuts them, of those that the user may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures, sizes and times as people read them; times in the zone of whoever looks."""
+"""Figures, sizes and times as people read them; times in the user's zone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["age", "many", "moment", "number", "per_second", "plain", "size", "sp
 
 
 def zone_of(name: str | None) -> tzinfo:
-    """The zone that a browser names; UTC if it is none that we know."""
+    """The zone that a browser names; UTC if we do not know it."""
     try:
         return ZoneInfo(name) if name and len(name) <= 64 else UTC
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -76,5 +76,5 @@ _MARKS = {
 
 
 def plain(text: str) -> str:
-    """Text that does nothing but stand there: control characters and those that turn its direction are made visible."""
+    """Text without control characters and without those that turn its direction: they are made visible."""
     return text.translate(_PICTURES | _MARKS)

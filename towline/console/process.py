@@ -94,6 +94,6 @@ def _pinned(cert_file: str) -> ssl.SSLContext:
 
 
 def _watch(server: Server) -> None:
-    """Whoever started us holds the other end; the system closes it whatever becomes of them."""
+    """The parent process holds the other end; the system closes it whatever becomes of that."""
     sys.stdin.buffer.read()
     server.should_exit = True

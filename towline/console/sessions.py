@@ -1,7 +1,7 @@
 """Sessions of the console, each with a connection of its own to the broker.
 
-The console has no credentials and decides nothing: whoever logs in is a client of the broker under their own name, and
-what they may do, the broker says. A broker without security asks for no login, and then one session serves everyone.
+The console has no credentials and decides nothing: a user is a client of the broker under their own name, with the
+permissions that the broker gives. A broker without security asks for no login, and then one session serves everyone.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TRIES_OF_ADDRESS: Final = 50
 TRIES_KNOWN: Final = 10_000
 PROBE_S: Final = 2.0
 NOBODY: Final = "console"
-"""Under this name the console is known to a broker that asks nobody who they are."""
+"""The console's name at a broker that asks for no login."""
 
 
 class Session:
-    """One person who is logged in; or everyone, where no login is asked for."""
+    """One user who is logged in; or everyone, where no login is asked for."""
 
     def __init__(self, client: Client, name: str, *, secured: bool, now_s: float) -> None:
         self.client = client
@@ -55,14 +55,14 @@ class Session:
         """When the password was given last."""
         self.ended = False
         self.pages: dict[str, Callable[[], object]] = {}
-        """The pages that are open, each with the way to the login."""
+        """The open pages, each with the way to the login."""
 
 
 _Key = tuple[str, str | None]
 
 
 class Limiter:
-    """How often a login may fail: by address and name, and by address. Never in all: that would lock everybody out."""
+    """Limits of failed logins: by address and name, and by address. Never in all: that would lock everybody out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -72,8 +72,8 @@ class Limiter:
 
     @asynccontextmanager
     async def trying(self, address: str, name: str, refuse: Callable[[float], TowlineError]) -> AsyncIterator[None]:
-        """One try, which fails if this is left by `Refused`, or before it is known. It counts before the broker is
-        asked: what would be too many if all that are under way failed, waits for them."""
+        """One try, which fails if this is left by `Refused`, or before the outcome is known. It counts before the
+        broker is asked: a try that would be too many if all under way failed waits for them."""
         keys = _limits(address, name)
         async with self._ended:
             while any(self._is_taken(key, most) for key, most in keys):
@@ -98,13 +98,13 @@ class Limiter:
                 self._ended.notify_all()
 
     def _is_taken(self, key: _Key, most: int) -> bool:
-        """Whether those that are under way may be all that are left."""
+        """Whether tries under way may be all that are left."""
         since_s = self._clock.steady_s() - TRIES_S
         failed = sum(one > since_s for one in self._failed.get(key, ()))
         return failed < most <= failed + self._under_way[key]
 
     def wait_s(self, address: str, name: str) -> float:
-        """How long it takes until another try is allowed."""
+        """The time until another try is allowed."""
         now_s = self._clock.steady_s()
         waits = [
             tries[0] + TRIES_S - now_s
@@ -156,7 +156,7 @@ class Sessions:
         return await self._everyones()
 
     def used(self, session: Session) -> None:
-        """A person did something."""
+        """The user did something."""
         session.used_s = self._clock.steady_s()
 
     async def _everyones(self) -> Session | None:
@@ -207,12 +207,12 @@ class Sessions:
         return session
 
     def _least_needed(self) -> Session:
-        """The longest unused of whoever has most: nobody logs others out by logging in again and again."""
+        """The longest unused of the user with the most: nobody logs others out by logging in again and again."""
         [(name, _)] = Counter(one.name for one in self._sessions.values()).most_common(1)
         return min((one for one in self._sessions.values() if one.name == name), key=lambda one: one.used_s)
 
     async def prove(self, session: Session, address: str, secret: str) -> None:
-        """Whoever sits there is still the one who logged in."""
+        """Check the password of the logged-in user again."""
         async with self.limiter.trying(address, session.name, _too_many):
             try:
                 again = await self._open(session.name, secret, address)
@@ -235,7 +235,7 @@ class Sessions:
             log.warning("a session could not be closed: %s", error)
 
     async def tidy(self) -> None:
-        """Close what nobody uses any more, again and again."""
+        """Close unused sessions, again and again."""
         while True:
             await asyncio.sleep(TIDY_S)
             now_s = self._clock.steady_s()

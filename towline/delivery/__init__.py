@@ -1,8 +1,12 @@
-"""Delivery: what happens to messages within one group of one topic. Pure: no I/O, no clock, no randomness.
+"""Delivery: the states of messages within one group of one topic. Pure: no I/O, no clock, no randomness.
 
-`Group.decide(command, now)` says which events a command causes, `Group.apply(event)` makes them true. The events are
-the pull log; replaying them through the same `apply` is recovery. `states` holds the one table of what may become of a
-message.
+`Group.decide(command, now)` returns the events that a command causes, `Group.apply(event)` makes them true. The events
+are the pull log; replaying them through the same `apply` is recovery. `states` holds the one table of transitions.
+
+group/        pull, ack, nack, retry, leases, shards      schedule/        delayed messages
+producers     frames that are sent again                  dedup            messages that are sent again
+transactions  prepared, decided                           publications     epochs of sinks
+catalog_changes   of topics and groups
 """
 
 from towline.delivery.dedup import Dedup

@@ -1,7 +1,7 @@
 """Changes of topics and groups: the records of the streams `catalog/topics` and `catalog/groups`. Pure.
 
-`topics.json` and `subscriptionGroup.json` say what there was at one position of their stream; what follows there has
-changed since. A change says all of what it puts, so that it may be applied twice.
+`topics.json` and `subscriptionGroup.json` are snapshots as of one position of their stream; what follows there has
+changed since. A change holds the whole of what it puts, so that it may be applied twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TopicDropped(_Change, frozen=True, array_like=True, tag=2):
 
 
 class TemplatePut(_Change, frozen=True, array_like=True, tag=3):
-    """Topics that the first send makes have these settings from now on."""
+    """The template of topics that the first send makes."""
 
     config: TopicConfig
 
@@ -81,7 +81,7 @@ def follow(
     topics: MutableMapping[str, TopicConfig],
     groups: MutableMapping[tuple[str, str], GroupConfig],
 ) -> None:
-    """Let topics and groups by name follow a change; of the template they know nothing."""
+    """Apply a change to topics and groups by name; the template is not among them."""
     match change:
         case TopicPut():
             topics[change.config.name] = change.config

@@ -1,4 +1,4 @@
-"""Dedup ids of the window: which messages came already. Pure.
+"""Dedup ids of the window. Pure.
 
 An id is known for a window of time, on one topic, whatever the lane. Ids are bounded in number: when there are more,
 the oldest are forgotten before their time, which is counted.
@@ -21,7 +21,7 @@ from towline.frame.layout import DEDUP
 __all__ = ["DEDUP_ID_MAX", "Dedup", "Gone", "Repeat", "Screened", "Seen", "dedup_ids_of"]
 
 DEDUP_ID_MAX: Final = 200
-"""Bytes of an id."""
+"""In bytes."""
 
 SPARE: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
@@ -35,22 +35,22 @@ Key = tuple[str, bytes]
 
 
 class Seen(NamedTuple):
-    """Where the first message with an id is."""
+    """Position of the first message with an id."""
 
     lane: int
     seq: int
     """Below 0 it is a delayed message: `~seq` is its number in the schedule."""
     at_us: int
     since_us: int = 0
-    """Since when it is remembered. It is its time, unless the clock was set."""
+    """Since when it is remembered: its time, unless the clock was set."""
 
 
 class Gone(NamedTuple):
-    """Ids of a topic that are remembered since these times or before are of messages that are gone."""
+    """Ids of a topic that are remembered since these times or before belong to messages that are gone."""
 
     stored_us: int = 0
     delayed_us: int = 0
-    """The same, of those that were delayed."""
+    """Of delayed messages."""
 
 
 class Repeat(NamedTuple):
@@ -64,17 +64,17 @@ class Repeat(NamedTuple):
 
 
 class Screened:
-    """What is left of a unit when the messages that came already are taken out."""
+    """The rest of a unit after duplicates were removed."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames: list[Frame | None] = list(frames)
-        """What to store of each frame; None is nothing."""
+        """The messages of each frame to store; None is none."""
         self.fresh: dict[Key, tuple[int, int]] = {}
-        """Ids that are new: the number of the frame, and of the message within what is stored of it."""
+        """New ids: the number of the frame, and of the message within the stored part of it."""
         self.seen: list[tuple[int, int, Seen]] = []
-        """Messages that came earlier: number of the frame, of the message, and where the first one is."""
+        """Duplicates of earlier messages: number of the frame, of the message, and the position of the first one."""
         self.twins: list[tuple[int, int, Key]] = []
-        """Messages whose first one is in this very unit."""
+        """Duplicates of a message of this very unit."""
 
     @property
     def has_repeats(self) -> bool:
@@ -83,8 +83,8 @@ class Screened:
     def placed(
         self, firsts: Sequence[int], lanes: Sequence[int], at_us: int, delayed: Sequence[int] = ()
     ) -> tuple[dict[Key, Seen], list[Repeat]]:
-        """Where everything is, once it is known where each frame begins: what to remember, and what is a repeat.
-        `delayed` are the numbers of the frames that wait for their time."""
+        """The positions to remember and the repeats, once the position of each frame is known. `delayed` are the
+        numbers of the frames that wait for their time."""
         new = {key: Seen(lanes[n], firsts[n] + place, at_us) for key, (n, place) in self.fresh.items()}
         if delayed:
             for key, (n, place) in self.fresh.items():
@@ -97,24 +97,24 @@ class Screened:
 
 class Dedup:
     """An id takes some 200 bytes besides its own and its topic's, and 300 at most, while the table is made anew: one
-    entry of bytes under bytes, which the collection of garbage does not look into."""
+    entry of bytes under bytes, which the garbage collector does not look into."""
 
     def __init__(self, window_us: int, max_ids: int) -> None:
         self.window_us = window_us
         self.max_ids = max_ids
         self._places: dict[bytes, bytes] = {}
-        """By topic and id, where its message is."""
+        """By topic and id, the position of its message."""
         self._keys: deque[bytes] = deque()
         self._values: deque[bytes] = deque()
-        """The same, the oldest first; with some that are forgotten by now."""
+        """The same, the oldest first; some of them are forgotten by now."""
         self._fresh: list[bytes] = []
-        """Those that came since the last snapshot."""
+        """New ones since the last snapshot."""
         self._after_us = 0
-        """What is remembered from now on is so since later than this."""
+        """Later ids are remembered since a later time than this."""
         self.gone: dict[str, Gone] = {}
-        """By topic, which of its ids count no more, though they are still here."""
+        """By topic, its ids that count no more, though they are still here."""
         self.forgotten = 0
-        """How often something was remembered that was refused then."""
+        """Ids that were remembered, and whose messages were refused then."""
         self.early = 0
         """Ids that were forgotten before their time, because there were too many."""
 
@@ -150,7 +150,7 @@ class Dedup:
         self._fresh.append(key)
 
     def forget(self, new: dict[Key, Seen]) -> None:
-        """They were not stored after all."""
+        """Forget ids whose messages were not stored after all."""
         for (topic, dedup_id), seen in new.items():
             key = _key(topic, dedup_id)
             place = self._places.get(key)
@@ -163,14 +163,14 @@ class Dedup:
             values.pop()
 
     def _compact(self) -> None:
-        """Many were refused, or remembered anew, behind one that is still remembered."""
+        """Rebuild the table when many were refused, or remembered anew, behind one that is still remembered."""
         places = self._places
         live = [(key, place) for key, place in zip(self._keys, self._values, strict=True) if places.get(key) is place]
         self._keys = deque(key for key, _ in live)
         self._values = deque(place for _, place in live)
 
     def forget_topic(self, topic: str, now_us: int, *, delayed: bool = True) -> None:
-        """The messages of the topic are gone; those that were delayed as well, or not. Their ids go with time."""
+        """Note that the messages of the topic are gone, the delayed ones as well, or not. Their ids expire."""
         if not self._places:
             return
         self._after_us = max(now_us, self._after_us + 1)
@@ -185,7 +185,7 @@ class Dedup:
         return self._forget_old(now_us, most)
 
     def _forget_old(self, now_us: int, most: int) -> bool:
-        """Only a few at a time: nobody finds what is older than the window, though it is still here."""
+        """Only a few at a time: an id older than the window is not found, though it is still here."""
         places, keys, values, old_us = self._places, self._keys, self._values, now_us - self.window_us
         for _ in range(most):
             if not keys:
@@ -202,23 +202,23 @@ class Dedup:
         return True
 
     def topics_of_late(self) -> list[str]:
-        """The topics of the ids that came last, those with most of them first."""
+        """The topics of the latest ids, those with most of them first."""
         last = [str(key.partition(b"\0")[0], "utf-8") for key in islice(reversed(self._keys), LOOKED_AT)]
         return sorted(set(last), key=last.count, reverse=True)
 
     def kept_us(self, now_us: int) -> int:
-        """For how long an id is remembered now."""
+        """For how long an id is remembered at present."""
         return min(now_us - self.oldest_us, self.window_us) if self._values else self.window_us
 
     @property
     def oldest_us(self) -> int:
-        """Since when the oldest of them is remembered."""
+        """Since when the oldest id is remembered."""
         return int(_PLACE.unpack(self._values[0])[3]) if self._values else 1 << 62
 
     # Frames
 
     def screen(self, unit: Sequence[tuple[str, Frame]], now_us: int) -> Screened:
-        """Look at the ids of a unit, each a topic and a frame. Only frames that have ids are opened."""
+        """Screen a unit, each frame with its topic, for duplicates. Only frames that have ids are opened."""
         screened = Screened([frame for _, frame in unit])
         for n, (topic, frame) in enumerate(unit):
             if frame.flags & DEDUP:
@@ -244,8 +244,8 @@ class Dedup:
         return kept
 
     def recall(self, n: int, topic: str, frame: Frame, at: Seen | None, now_us: int) -> list[Repeat] | None:
-        """What was answered for a frame that is sent again, number `n` of its unit: which of its messages were not
-        stored then. `at` is where what was stored of it begins, if that is known. None: it cannot be told."""
+        """The answer to a frame that is sent again, number `n` of its unit: its messages that were not stored then.
+        `at` is the position of the stored part, if that is known. None: unknown."""
         repeats: list[Repeat] = []
         here = at
         for index, dedup_id in enumerate(dedup_ids_of(topic, frame)):
@@ -261,7 +261,7 @@ class Dedup:
     # Coming back
 
     def replay(self, topic: str, frame: Frame, first: Seen, now_us: int) -> None:
-        """A stored frame, met again at a start; `first` is where its first message is."""
+        """A stored frame, read in recovery; `first` is the position of its first message."""
         if not frame.flags & DEDUP or first.at_us <= now_us - self.window_us:
             return
         for place, dedup_id in enumerate(frame.texts(DEDUP) or []):
@@ -269,15 +269,15 @@ class Dedup:
                 self._restore(topic, dedup_id, first._replace(seq=first.seq + place), now_us)
 
     def replay_delayed(self, topic: str, frame: Frame, places: Iterable[Seen], now_us: int) -> None:
-        """A delayed frame, or what went to one slot of it, and where each of its messages was put."""
+        """A delayed frame, or its part in one slot, and the position of each of its messages."""
         for place, dedup_id in zip(places, frame.texts(DEDUP) or [], strict=False):
             known = not dedup_id or self.find(topic, dedup_id, place.at_us) is not None
             if not known and place.at_us > now_us - self.window_us:
                 self._restore(topic, dedup_id, place, now_us)
 
     def replayed(self, now_us: int) -> Generator[None, None, None]:
-        """All stored frames have been met: lanes were gone through one after another, time goes through all of them.
-        Bit by bit: there may be very many."""
+        """All stored frames were read: lane by lane, while the table is ordered by time. In slices: there may be very
+        many."""
         items, runs = iter(self._places.items()), list[list[tuple[int, bytes, bytes]]]()
         while some := list(islice(items, SORTED_AT_ONCE)):
             runs.append(sorted(((_PLACE.unpack(place)[3], key, place) for key, place in some), key=_SINCE))
@@ -296,14 +296,14 @@ class Dedup:
         self.early = 0
 
     def take_fresh(self, now_us: int) -> tuple[list[bytes], int]:
-        """What came since the last time, and a time: what comes from now on is remembered since later than that."""
+        """The ids since the last call, and a time: later ids are remembered since later than that."""
         self._after_us = max(now_us, self._after_us + 1)
         fresh, self._fresh = self._fresh, []
         return fresh, self._after_us
 
     def entries(self, keys: Iterable[bytes], until_us: int, set_us: int = 0) -> list[tuple[Key, Seen]]:
-        """What is remembered of these, since no later than `until_us`; by a clock that is ahead by `set_us` of the one
-        that ids are remembered by."""
+        """The ids of these that are remembered since no later than `until_us`; by a clock that is ahead by `set_us` of
+        the one that ids are remembered by."""
         found = []
         for key in keys:
             place = self._places.get(key)
@@ -317,7 +317,8 @@ class Dedup:
             self._restore(topic, dedup_id, seen, now_us)
 
     def _restore(self, topic: str, dedup_id: bytes, seen: Seen, now_us: int) -> None:
-        """What was remembered by a clock that was ahead is remembered from now on, for no longer than its window."""
+        """An id that was remembered by a clock that was ahead is remembered from now on, for no longer than its
+        window."""
         since_us = min(seen.since_us or seen.at_us, now_us)
         self._put(_key(topic, dedup_id), _PLACE.pack(*seen[:3], since_us))
 

@@ -1,4 +1,4 @@
-"""Frames that producers have sent, so that one that is sent again is recognised."""
+"""Producers and the numbers of their last frames, by which a frame that is sent again is recognised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from towline.errors import Conflict, Refused
 __all__ = ["Copy", "Producers", "ProducersSnapshot", "Remembered", "Window"]
 
 WINDOW: Final = 256
-"""Frames remembered of each producer: more than it may have on the way."""
+"""Frames remembered of each producer: more than it may have in flight."""
 TOTAL_MAX: Final = 100_000
 """Frames remembered in all; producers that have been silent longest are forgotten first."""
 NONE: Final = -1
@@ -29,17 +29,17 @@ class Remembered(NamedTuple):
 
 
 Window = tuple[int, int, list[tuple[int, int, int]]]
-"""What is remembered of a producer: its id, floor, [(sequence, first, at_us), …]."""
+"""A producer's id, floor, [(sequence, first, at_us), …]."""
 
 
 class ProducersSnapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What is remembered, the longest silent producer first."""
+    """Producers and their frames, the longest silent producer first."""
 
     producers: list[Window]
 
 
 class Copy(NamedTuple):
-    """What was remembered of a producer at one time."""
+    """The window of a producer at one time."""
 
     producer_id: int
     floor: int
@@ -56,14 +56,14 @@ class _Window:
         self.order: list[int] = []
         """The numbers in `frames`, sorted."""
         self.floor = NONE
-        """The highest number that fell out of the window: what is not above it and not in the window cannot be told."""
+        """The highest number that fell out of the window: whether a lower one outside the window came is unknown."""
         self.counts_us = 0
-        """What stamps beyond it count as, for a clock was ahead when they were made; 0 if none is known to be."""
+        """The time that later stamps count as, for a clock was ahead when they were made; 0 if none is known to be."""
         self.token: bytes | None = None
-        """Whose producer it is; None where that is not known any more, until it is heard of again."""
+        """The token of the producer; None where that is not known any more, until it sends again."""
 
     def add(self, seq: int, frame: Remembered) -> int:
-        """Remember a frame; how many more there are than before."""
+        """Remember a frame; returns how many more there are than before."""
         frames, order = self.frames, self.order
         if seq in frames:
             frames[seq] = frame
@@ -81,7 +81,7 @@ class _Window:
         return 0
 
     def add_all(self, seqs: Sequence[int], frames: Sequence[Remembered]) -> int:
-        """The same for several frames: at once if they go on from the highest, as they do when nothing is repeated."""
+        """Remember several frames: at once if they continue from the highest, as they do when nothing is repeated."""
         if not seqs[0] > self.highest or any(map(ge, seqs, seqs[1:])):
             return sum(map(self.add, seqs, frames))
         before, order = len(self.order), self.order
@@ -97,7 +97,7 @@ class _Window:
 
     @property
     def heard_us(self) -> int:
-        """When the frame with the highest number came; 0 if none is remembered."""
+        """The time of the frame with the highest number; 0 if none is remembered."""
         return self.time_of(self.frames[self.order[-1]]) if self.order else 0
 
     def time_of(self, frame: Remembered) -> int:
@@ -105,7 +105,7 @@ class _Window:
 
     @property
     def highest(self) -> int:
-        """Every number above it is new."""
+        """The highest number known; every number above it is new."""
         return max(self.order[-1], self.floor) if self.order else self.floor
 
     def remove(self, seq: int) -> bool:
@@ -120,27 +120,28 @@ class Producers:
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._total = 0
         self._fresh: set[int] = set()
-        """Of whom something has changed since the last snapshot."""
+        """Producers that have changed since the last snapshot."""
         self.forgotten = 0
-        """How often something was remembered that was refused then."""
+        """Frames that were remembered and refused then."""
 
     def __len__(self) -> int:
         return len(self._windows)
 
     @property
     def total(self) -> int:
-        """Frames that are remembered."""
+        """Remembered frames."""
         return self._total
 
     def check(self, producer_id: int, token: bytes) -> None:
-        """Everybody who reads a frame reads the number of its producer. Whoever sent the next ones in its name would
-        make the true ones count as sent already."""
+        """Check the token of a producer. Everybody who reads a frame reads the number of its producer: whoever sent the
+        next ones in its name would make the true ones count as sent already."""
         window = self._windows.get(producer_id)
         if window is not None and window.token != token and window.token is not None:
             raise Refused(f"producer {producer_id:x} is one of another token: send under a number of your own")
 
     def find(self, producer_id: int, seq: int) -> Remembered | None:
-        """Where the frame went, if it is here already. A number from before the window is refused: one cannot tell."""
+        """The position of the frame, if it is here already. A number from before the window is refused: it is
+        unknown."""
         window = self._windows.get(producer_id)
         if window is None:
             return None
@@ -153,7 +154,7 @@ class Producers:
         return known
 
     def all_new(self, producer_id: int, lowest: int) -> bool:
-        """Whether frames with this number and higher ones are new for sure: the cheap question, before `find`."""
+        """Whether frames with this number and higher ones are new for sure: the cheap check before `find`."""
         window = self._windows.get(producer_id)
         return window is None or (lowest > window.floor and (not window.order or lowest > window.order[-1]))
 
@@ -168,7 +169,7 @@ class Producers:
     def remember_all(
         self, producer_id: int, seqs: Sequence[int], firsts: Sequence[int], at_us: int, token: bytes | None = None
     ) -> None:
-        """The same for the frames of a unit. Each is remembered for itself."""
+        """Remember the frames of a unit, each by itself."""
         window = self._touch(producer_id, token)
         if window is None:
             return
@@ -185,7 +186,7 @@ class Producers:
         self._fresh.discard(producer_id)
 
     def forget(self, producer_id: int, seq: int) -> None:
-        """The frame was not stored after all."""
+        """Forget a frame that was not stored after all."""
         window = self._windows.get(producer_id)
         if window is not None and window.remove(seq):
             self._total -= 1
@@ -195,8 +196,8 @@ class Producers:
                 self._fresh.discard(producer_id)
 
     def forget_silent(self, silent_us: int, now_us: int, most: int) -> bool:
-        """Forget some of the producers of whom nothing came for so long; whether there may be more. What a clock has
-        stamped that was ahead counts as of now, from the first time that it is seen."""
+        """Forget some of the producers that were silent for so long; returns whether there may be more. Stamps of a
+        clock that was ahead count as of now, from the first time that they are seen."""
         windows = self._windows
         for _ in range(most):
             if not windows:
@@ -213,23 +214,23 @@ class Producers:
         return True
 
     def take_fresh(self) -> list[int]:
-        """The producers of whom something has changed since the last time, the longest silent first."""
+        """The producers that have changed since the last call, the longest silent first."""
         fresh, self._fresh = self._fresh, set()
         return list(islice(reversed(self._windows), len(fresh)))[::-1]
 
     def ids(self) -> list[int]:
-        """All of them, the longest silent first."""
+        """All producers, the longest silent first."""
         return list(self._windows)
 
     def copy(self, producer_id: int) -> Copy:
-        """What is remembered now of one of them."""
+        """The window of one of them as of now."""
         window = self._windows.get(producer_id)
         return (
             Copy(producer_id, NONE, ()) if window is None else Copy(producer_id, window.floor, [*window.frames.items()])
         )
 
     def windows(self, copies: Iterable[Copy]) -> list[Window]:
-        """The same without what was refused since, or fell out."""
+        """The windows of a copy, without frames that were refused since, or fell out."""
         found = []
         for producer_id, floor, frames in copies:
             known = self._windows.get(producer_id)
@@ -254,7 +255,7 @@ class Producers:
                 self.remember(producer_id, seq, first, at_us)
 
     def _touch(self, producer_id: int, token: bytes | None = None) -> _Window | None:
-        """The producer's window; the producer counts as heard of just now. None if it is another token's."""
+        """The producer's window; the producer counts as active now. None if it is another token's."""
         window = self._windows.get(producer_id)
         if window is None:
             window = self._windows[producer_id] = _Window()

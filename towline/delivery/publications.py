@@ -44,7 +44,7 @@ __all__ = [
 STAGED_MAX: Final = 200_000
 """Records that may wait to be published."""
 SINKS_MAX: Final = 20_000
-"""Sinks that are remembered. Of whoever has most of them, the longest silent is forgotten first."""
+"""Sinks that are remembered. Of the token that has most of them, the longest silent is forgotten first."""
 DIGESTS_MAX: Final = 100
 """Epochs of a sink whose digests are remembered: as many batches as Spark's checkpoint keeps."""
 
@@ -68,20 +68,20 @@ class _Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Decided(_Mark, frozen=True, array_like=True, tag=1):
-    """These records are what the sink publishes as this epoch."""
+    """The records that the sink publishes as this epoch."""
 
     sink: str
     epoch: int
     records: list[int]
     digest: bytes = b""
     members: list[str] = []
-    """The brokers among which the epoch is spread, in a cluster."""
+    """The brokers over which the epoch is spread, in a cluster."""
     token: bytes = b""
-    """Whose sink it is from now on."""
+    """The token of the sink from now on."""
 
 
 class Advanced(_Mark, frozen=True, array_like=True, tag=2):
-    """So many records of the epoch are in their lanes; in the same unit as the last of them."""
+    """The number of records of the epoch that are in their lanes; in the same unit as the last of them."""
 
     sink: str
     epoch: int
@@ -121,7 +121,7 @@ class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A staged record."""
 
     size: int
-    """How many entries its frame has: the head, and its frames."""
+    """The entries of its frame: the head, and its frames."""
     messages: int
     at_us: int
     token: bytes
@@ -136,12 +136,12 @@ class Running(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     digest: bytes = b""
     members: list[str] = []
     held: list[int] = []
-    """The places of records before `done` that are not published."""
+    """The indices of records before `done` that are not published."""
     token: bytes = b""
 
     @property
     def left(self) -> list[int]:
-        """The places of those that are not published yet."""
+        """The indices of the records that are not published yet."""
         return [*self.held, *range(self.done, len(self.records))]
 
 
@@ -153,14 +153,14 @@ class Sink(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     members: list[str] = []
     """Of the last epoch."""
     token: bytes = b""
-    """Who published it; empty is not known."""
+    """The token of its publisher; empty is not known."""
 
 
 class PublicationsSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     staged_end: int
-    """The staged records before this number are in here …"""
+    """The position in the stream of staged records: those before it are included."""
     marks_end: int
-    """… and so are the marks before this one."""
+    """The position in the stream of marks: those before it are included."""
     staged: list[tuple[int, Waiting]]
     running: list[tuple[str, Running]]
     sinks: list[tuple[str, Sink]]
@@ -174,9 +174,9 @@ class Publications:
         self.sinks: OrderedDict[str, Sink] = OrderedDict()
         """The last epoch of each, the longest silent first."""
         self._owned: Counter[bytes] = Counter()
-        """How many of them each token has."""
+        """Sinks by token."""
         self.mended = 0
-        """How often times were set right that only a snapshot tells."""
+        """How often times were corrected that are only in a snapshot."""
 
     # Deciding
 
@@ -200,7 +200,7 @@ class Publications:
         digest: bytes = b"",
         members: Sequence[str] = (),
     ) -> Decided | None:
-        """The mark that makes it so; None if the epoch was decided before."""
+        """The mark that decides an epoch; None if it was decided before."""
         if self._is_decided(sink, epoch, digest):
             return None
         taken = self._taken()
@@ -230,7 +230,7 @@ class Publications:
         return True
 
     def drop(self, records: Iterable[int], token: bytes, now_us: int) -> Dropped | None:
-        """The mark that drops what of these may be dropped; None if it is nothing."""
+        """The mark that drops these records, as far as they may be dropped; None if there are none."""
         taken = self._taken()
         gone = [
             record
@@ -240,7 +240,7 @@ class Publications:
         return Dropped(now_us, gone) if gone else None
 
     def expire(self, before_us: int, now_us: int) -> Dropped | None:
-        """The mark that drops what was staged before this time, and that nobody publishes."""
+        """The mark that drops the records that were staged before this time and never published."""
         taken = self._taken()
         old: list[int] = []
         for record, waiting in self.staged.items():
@@ -253,7 +253,7 @@ class Publications:
         return Dropped(now_us, old) if old else None
 
     def _set_right(self, now_us: int) -> None:
-        """What was staged by a clock that was ahead counts as staged now."""
+        """Records that were staged by a clock that was ahead count as staged now."""
         for waiting in self.staged.values():
             if is_ahead(waiting.at_us, now_us):
                 waiting.at_us = now_us
@@ -300,7 +300,7 @@ class Publications:
             self._forget_one()
 
     def _forget_one(self) -> None:
-        """Of those who have most: nobody makes others' be forgotten."""
+        """Forget a sink of the token that has most: nobody makes others' be forgotten."""
         [(token, _)] = self._owned.most_common(1)
         del self.sinks[next(name for name, one in self.sinks.items() if one.token == token)]
         self._forget_of(token)
@@ -310,10 +310,10 @@ class Publications:
         if self._owned[token] <= 0:
             del self._owned[token]
 
-    # Coming back
+    # Recovery
 
     def first_needed(self, end: int) -> int:
-        """The first staged record that somebody may still ask for; `end` if there is none."""
+        """The first staged record that is still needed; `end` if there is none."""
         return next(iter(self.staged), end)
 
     def snapshot(self, staged_end: int, marks_end: int) -> PublicationsSnapshot:
@@ -330,6 +330,6 @@ class Publications:
 
 
 def _next(sink: Sink, running: Running, at_us: int) -> Sink:
-    """The sink once it has published this."""
+    """The sink after this epoch."""
     digests = [*sink.digests.items(), (running.epoch, running.digest)] if running.digest else [*sink.digests.items()]
     return Sink(running.epoch, at_us, dict(digests[-DIGESTS_MAX:]), running.members, running.token)

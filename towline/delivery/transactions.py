@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 OPEN_MAX: Final = 50_000
-"""Transactions that may wait to be decided."""
+"""Limit of undecided transactions."""
 FINISHED_MAX: Final = 50_000
-DUE_SPARE: Final = 1_000
-"""Of those that are decided before they are due, the times of so many more than are open stay."""
 """Decided transactions that are remembered: more than are decided within the time in which a client asks again."""
+DUE_SPARE: Final = 1_000
+"""Times kept of transactions that are decided before they are due, beyond the number of open ones."""
 CHECK_MAX_US: Final = 3600 * 1_000_000
 """The longest pause between two checks, unless the first is longer."""
 
@@ -64,7 +64,7 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Topic, lane number and number of messages of each frame."""
     size_bytes: int
     shards: dict[str, int] = {}
-    """How many shards the ordered topics among them had."""
+    """The shard counts of the ordered topics among them."""
 
     @property
     def messages(self) -> int:
@@ -86,7 +86,7 @@ class Committed(_Mark, frozen=True, array_like=True, tag=1):
     """Those whose first one is in this transaction carry the time 0: it is the time of the mark's record."""
     reason: str = ""
     delayed: list[int] = []
-    """The places of the frames that wait for their time: `firsts` has the ids of their first messages."""
+    """The indices of the frames that wait for their time: `firsts` has the ids of their first messages."""
 
 
 class RolledBack(_Mark, frozen=True, array_like=True, tag=2):
@@ -94,11 +94,11 @@ class RolledBack(_Mark, frozen=True, array_like=True, tag=2):
 
 
 class Checked(_Mark, frozen=True, array_like=True, tag=3):
-    """A producer was asked what became of it."""
+    """The producer was asked about it."""
 
 
 class Parked(_Mark, frozen=True, array_like=True, tag=4):
-    """It was asked after often enough."""
+    """It was checked often enough."""
 
 
 Mark = Committed | RolledBack | Checked | Parked
@@ -125,15 +125,15 @@ def decode_prepared(record: bytes) -> Prepared:
 
 
 class Open(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A transaction that is not decided yet."""
+    """An undecided transaction."""
 
     head: Prepared
     first: int
-    """Where its record begins; its head, then its frames."""
+    """The position of its record; its head, then its frames."""
     written_at_us: int
     checks: int = 0
     next_check_us: int = 0
-    """When it is asked after next; 0 is never: it is parked."""
+    """The time of its next check; 0 is never: it is parked."""
 
     @property
     def parked(self) -> bool:
@@ -141,7 +141,7 @@ class Open(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @property
     def pause_us(self) -> int:
-        """How long it waits to be asked after, since it was asked after last, or prepared."""
+        """The pause before the next check, since the last one, or since it was prepared."""
         first_us = self.head.check_after_us
         return min(first_us << min(self.checks, 20), max(CHECK_MAX_US, first_us))
 
@@ -152,7 +152,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     producer_group: str
     name: str
     token: bytes | None
-    """Who may decide it; None if that was lost."""
+    """The token that may decide it; None if that was lost."""
     firsts: list[int]
     repeats: list[Repeat]
     reason: str
@@ -161,9 +161,9 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class TransactionsSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     prepared: int
-    """The records of prepared transactions before this one are in here …"""
+    """The position in the stream of prepared records: those before it are included …"""
     marks: int
-    """… and so are the marks before this one."""
+    """… and likewise in the stream of marks."""
     open: list[Open]
     finished: list[tuple[str, Finished]]
 
@@ -172,10 +172,10 @@ class Transactions:
     def __init__(self, max_checks: int) -> None:
         self._max_checks = max_checks
         self.open: OrderedDict[str, Open] = OrderedDict()
-        """By id, the one that was prepared first coming first."""
+        """By id, in the order in which they were prepared."""
         self.finished: OrderedDict[str, Finished] = OrderedDict()
         self._due: list[tuple[int, str]] = []
-        """A heap of (time, id). What is decided, or is due at another time by now, is passed over."""
+        """A heap of (time, id). Entries of decided transactions, or with an older time, are skipped."""
 
     # Deciding
 
@@ -190,7 +190,7 @@ class Transactions:
         return True
 
     def settle(self, transaction: str, *, commit: bool) -> Finished | Open:
-        """The transaction that is to be decided; or what was decided already, if it was the same."""
+        """The transaction to decide; or the earlier decision, if it was the same."""
         waiting = self.open.get(transaction)
         if waiting is not None:
             return waiting
@@ -207,7 +207,7 @@ class Transactions:
         return finished
 
     def check(self, transaction: str, now_us: int) -> Checked | Parked:
-        """What happens to a transaction that is due: it is asked after, or, once that was in vain too often, parked."""
+        """The event for a transaction that is due: a check, or, after too many without an answer, parking."""
         if self.open[transaction].checks >= self._max_checks:
             return Parked(now_us, transaction)
         return Checked(now_us, transaction)
@@ -221,7 +221,7 @@ class Transactions:
                 yield waiting
 
     def due_later(self, waiting: Open) -> None:
-        """It could not be seen to now: give it again."""
+        """It could not be checked now: give it again."""
         self._plan(waiting, waiting.next_check_us)
 
     def next_due_us(self) -> int | None:
@@ -236,8 +236,8 @@ class Transactions:
     # Applying
 
     def prepared(self, head: Prepared, first: int, written_at_us: int, now_us: int | None = None) -> None:
-        """A record is there. If its transaction is known already, it was only carried forward. `now_us` is the time by
-        which it waits, if that is another than what the head says."""
+        """A record is there. If its transaction is known already, the record was only carried forward. `now_us` is the
+        time by which it waits, if that is another than the head's."""
         known = self.open.get(head.id)
         if known is not None:
             known.first, known.written_at_us = first, written_at_us
@@ -246,7 +246,7 @@ class Transactions:
             self._plan(waiting, (head.at_us if now_us is None else now_us) + waiting.pause_us)
 
     def refused(self, head: Prepared, first: int, before: tuple[int, int] | None) -> Open | None:
-        """The record from `first` on is not there after all: its transaction is where it was before, or, given back,
+        """Undo the record from `first` on, which was refused: its transaction is where it was before, or, given back,
         unknown."""
         waiting = self.open.get(head.id)
         if waiting is None or waiting.first != first:
@@ -257,7 +257,7 @@ class Transactions:
         return None
 
     def apply(self, mark: Mark, written_at_us: int, now_us: int | None = None) -> None:
-        """`now_us` is the time by which it waits, if that is another than what the mark says."""
+        """`now_us` is the time by which it waits, if that is another than the mark's."""
         waiting = self.open.get(mark.id)
         if isinstance(mark, Committed | RolledBack):
             self._finish(mark, written_at_us)
@@ -296,14 +296,14 @@ class Transactions:
             known = {(one.next_check_us, one.head.id) for one in self.open.values()}
             self._due = sorted(known.intersection(self._due))
 
-    # Coming back
+    # Recovery
 
     def first_needed(self, end: int, without: Set[str] = frozenset()) -> int:
-        """The first record of prepared frames that somebody may still ask for; `end` if there is none."""
+        """The first prepared record that is still needed; `end` if there is none."""
         return min((waiting.first for name, waiting in self.open.items() if name not in without), default=end)
 
     def snapshot(self, prepared: int, marks: int, set_us: int = 0) -> TransactionsSnapshot:
-        """By a clock that is ahead by `set_us` of the one that they wait by."""
+        """By a clock that is ahead by `set_us` of the one of the waits."""
         opened = [
             Open(one.head, one.first, one.written_at_us, one.checks, one.next_check_us and one.next_check_us + set_us)
             for one in self.open.values()
@@ -319,7 +319,7 @@ class Transactions:
 
     def cap_waits(self, now_us: int) -> int:
         """After replay, maybe by a clock that is behind the one of the marks: no pause lasts longer from now on than as
-        a whole. By how much one ends sooner, at most."""
+        a whole. Returns by how much one ends sooner, at most."""
         sooner_us = 0
         for waiting in self.open.values():
             latest_us = now_us + waiting.pause_us

@@ -7,5 +7,5 @@ the end every order was handled by both groups, and none that should not be, or 
 it is installed, archives it all, traces every order and makes a page of charts.
 
 Broker and consumers are real processes. `scenes` is the list of what happens; `consumer` is a consumer process, `shop`
-the producer, `story` what all scenes share, `picture` what is drawn at the end.
+the producer, `story` what all scenes share, `picture` what is drawn at the end, `pipeline` the part of Spark.
 """

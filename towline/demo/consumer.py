@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, and the other end of it. It tells what it did on its stdout, one line of JSON an
+"""A consumer in a process of its own, and the other end of it. It reports its work on its stdout, one line of JSON an
 order."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POISON = 577
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a consumer says about one order."""
+    """The consumer's report about one order."""
 
     order: int
     attempt: int
@@ -66,7 +66,7 @@ def _tell(told: Told) -> None:
 
 
 class Consumer:
-    """The other end of a consumer process: keeps what it told."""
+    """The other end of a consumer process: keeps its reports."""
 
     def __init__(self, group: str, name: str, url: str, mended: Path, hangs_at: int) -> None:
         self.group, self.name = group, name

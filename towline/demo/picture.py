@@ -1,4 +1,4 @@
-"""The report at the end: what happened when, how late the delayed orders were, and which promises were kept."""
+"""The report at the end: the timeline, how late the delayed orders were, and which promises were kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(story: Story) -> None:
 
 
 def _timeline(story: Story) -> None:
-    """Orders a second, and what happened meanwhile: the gaps are the kills."""
+    """Orders a second, and the events meanwhile: the gaps are the kills."""
     rows = {"sent": story.shop.at_s}
     for group in GROUPS:
         rows[group] = [told.at_s for each in story.consumers if each.group == group for told in each.handled]

@@ -1,4 +1,4 @@
-"""The last scene: Spark archives what the demo did, traces every order, and makes a page of it."""
+"""The last scene: Spark archives the demo's messages, traces every order, and makes a page of it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def pipeline(story: Story) -> None:
     with session("towline demo", "local[2]", QUICK, quiet=True) as spark:
         story.tell("Spark is up, on this machine: it reads the folder of the running broker")
         done = archive(spark, source, str(folder / "archive"))
-        shelf = Archive.open(str(folder / "archive"))
-        checked = verify(spark, shelf, source)
+        kept = Archive.open(str(folder / "archive"))
+        checked = verify(spark, kept, source)
         story.tell(f"{done.rows:,} messages and delivery events are archived as Parquet, and compared with the log")
         story.promise("the archive holds what the log holds", checked.sound and not checked.behind)
-        frame = trace(spark, shelf, str(folder / "trace"), topics=[TOPIC], groups=GROUPS)
-        found = reconcile(spark, shelf, frame, topics=[TOPIC])
+        frame = trace(spark, kept, str(folder / "trace"), topics=[TOPIC], groups=GROUPS)
+        found = reconcile(spark, kept, frame, topics=[TOPIC])
         handled = found.settled == found.deliveries == len(GROUPS) * len(story.expected)
         story.promise("Spark finds every order handled, and none lost or dead", found.sound and handled)
-        now_us = shelf.last.made_at_us if shelf.last else 0
-        made = render(report(spark, shelf, frame, topics=[TOPIC], now_us=now_us), "What the demo did")
+        now_us = kept.last.made_at_us if kept.last else 0
+        made = render(report(spark, kept, frame, topics=[TOPIC], now_us=now_us), "What the demo did")
     page = Path(tempfile.gettempdir()) / "towline-demo.html"
     page.write_text(made, encoding="utf-8")
     story.tell(f"the life of {found.deliveries:,} deliveries is traced; look at file://{page}")

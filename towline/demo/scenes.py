@@ -41,7 +41,7 @@ def opening(story: Story) -> None:
 
 
 def priorities(story: Story) -> None:
-    """What waits is pulled from high to low, in one batch."""
+    """Waiting messages are pulled from high to low, in one batch."""
     mq, sent = story.mq, ("low", "middle", "high")
     for priority in sent:
         mq.send_many("queue", [priority.encode()] * 5, priority=priority)  # type: ignore[arg-type]
@@ -180,5 +180,4 @@ SCENES: tuple[Scene, ...] = (
     pipeline,
     closing,
 )
-"""In this order. The broker of the story still runs when the last one ends: what is to be shown of its data comes
-there."""
+"""In this order. The broker of the story still runs when the last one ends: scenes about its data come there."""

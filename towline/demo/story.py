@@ -38,7 +38,7 @@ class Story:
         self.expected: set[int] = set()
         """Orders that both groups must have handled at the end, and no other."""
         self.marks: list[tuple[float, str]] = []
-        """What happened, for the picture: when, and what."""
+        """Events for the picture: when, and what."""
         self.promises: list[tuple[str, bool]] = []
         self._open = ExitStack()
 
@@ -59,7 +59,7 @@ class Story:
         self.console.print(f"[dim]{now_s - self.begin_s:5.1f} s[/dim]  {text}", highlight=False)
 
     def promise(self, what: str, kept: bool) -> None:
-        """Something that must be true. It stands in the report, and the demo fails if it is not."""
+        """A condition that must hold. It stands in the report, and the demo fails if it does not."""
         self.promises.append((what, kept))
 
     def until(self, what: str, happened: Callable[[], bool]) -> float:

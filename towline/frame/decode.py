@@ -48,7 +48,7 @@ _OFFSETS = struct.Struct("<II").unpack_from
 
 
 class Column(NamedTuple):
-    """Where a text column lies within the columns region: its offsets, and its data. `base` is its first offset."""
+    """The place of a text column within the columns region: its offsets, and its data. `base` is its first offset."""
 
     offsets_at: int
     data_at: int
@@ -131,8 +131,8 @@ class Frame:
         return self
 
     def verify_columns(self) -> Frame:
-        """Check that every value of every text column can be cut out, so that nobody stumbles over the frame later. A
-        few calls that run over whole columns; a compressed frame is unpacked for it."""
+        """Check that every value of every text column can be cut out, so that no later reader stumbles over the frame.
+        A few calls that run over whole columns; a compressed frame is unpacked for it."""
         texts = self._texts or self._lay_out()
         if self.count > 1:  # the two offsets of a single message were looked at on the way
             region, length = self.columns, 4 * self.count + 4
@@ -143,8 +143,8 @@ class Frame:
         return self
 
     def verify_whole(self) -> Frame:
-        """`verify` and `verify_columns` in one go, for what is only passed on: where the columns lie is found again if
-        somebody asks. What does not pass here goes through both of them, which say what is wrong."""
+        """`verify` and `verify_columns` in one pass, for frames that are only passed on: the place of the columns is
+        found again on demand. A frame that fails here goes through both of them, which give the reason."""
         view, flags, count, length = self._view, self.flags, self.count, self.length
         at = HEADER.size + (len(self.token) + 7 & ~7)
         sound = length - at == self._columns_length and crc32c(view[CRC_FROM:]) == self._checksum
@@ -165,9 +165,8 @@ class Frame:
         return self
 
     def verify_bodies(self, start: int, stop: int) -> list[bytes]:
-        """`verify`, then `bodies`, in one go: of small frames a consumer gets many at a time. Where the columns lie is
-        found again if somebody asks for another one. What does not pass here goes through both of them, which say what
-        is wrong."""
+        """`verify`, then `bodies`, in one pass: a consumer gets many small frames at a time. The place of other columns
+        is found again on demand. A frame that fails here goes through both of them, which give the reason."""
         view, flags, count, length = self._view, self.flags, self.count, self.length
         begin = at = HEADER.size + (len(self.token) + 7 & ~7)
         sound = length - at == self._columns_length and crc32c(view[CRC_FROM:]) == self._checksum
@@ -219,7 +218,7 @@ class Frame:
         return self._columns
 
     def let_go(self) -> Frame:
-        """Keep what came, and not what it unpacks to: whoever asks for a column again has it unpacked again."""
+        """Keep the frame as it came, and not its unpacked columns: they are unpacked again on demand."""
         if self.flags & ZSTD:
             self._columns = self._texts = self._numbers = None
         return self
@@ -278,7 +277,7 @@ class Frame:
         return begin, end
 
     def texts_at(self, flag: int, indexes: Sequence[int]) -> list[bytes]:
-        """Some values of a text column that is there, each for itself."""
+        """Some values of a text column that is present, each by itself."""
         column = self.text_column(flag)
         assert column is not None, "the flags name this column"
         region, at, data_at = self.columns, column.offsets_at, column.data_at - column.base
@@ -301,7 +300,7 @@ class Frame:
         return _values(self.columns, column.data_at - column.base, self.offsets(column, start, stop))
 
     def longest(self) -> int:
-        """How many bytes the texts of the largest message take."""
+        """The length in bytes of the texts of the largest message."""
         sizes: list[int] = [0] * self.count
         for column in (self._texts or self._lay_out()).values():
             offsets = self.offsets(column)
@@ -344,12 +343,13 @@ class Frame:
         return self.numbers(LIMIT, start, stop)
 
     def produced_at_each_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
-        """Where the messages of a frame were produced at different times; else `produced_at_us` holds for all."""
+        """The times of the messages of a frame that were produced at different times; else `produced_at_us` holds for
+        all."""
         return self.numbers(PRODUCED_AT, start, stop)
 
 
 def decode_headers(packed: bytes) -> dict[str, str]:
-    """The headers of one message. What is not a map of strings, which only a faulty client sends, reads as none."""
+    """The headers of one message. Anything but a map of strings, which only a faulty client sends, reads as none."""
     if not packed:
         return {}
     try:
@@ -359,13 +359,13 @@ def decode_headers(packed: bytes) -> dict[str, str]:
 
 
 def _values(view: memoryview, at: int, offsets: list[int]) -> list[bytes]:
-    """What lies between each two of these offsets, which count from `at` and were checked."""
+    """The values between these offsets, which count from `at` and were checked."""
     first = offsets[0]
     size = even_step(offsets)
     if size >= 0:
         return cut_even(view, at + first, size, len(offsets) - 1)
     if offsets[-1] - first >= _LARGE * (len(offsets) - 1):
-        # Each for itself: a copy of them all would cost more than the views.
+        # Each by itself: a copy of them all would cost more than the views.
         return [bytes(view[at + begin : at + end]) for begin, end in zip(offsets, offsets[1:], strict=False)]  # noqa: RUF007
     data = bytes(view[at + first : at + offsets[-1]])
     if first:

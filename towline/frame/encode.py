@@ -1,4 +1,4 @@
-"""Lists of messages in, a frame out: with calls that run over a whole column at a time."""
+"""Encoding: lists of messages in, a frame out, with calls that run over a whole column at a time."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ _UNPACK = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 class Columns(TypedDict, total=False):
-    """What a frame has beside its bodies. A list of another length than `bodies` is an error; None is an absent column,
-    and so is a list of nothing but None or 0."""
+    """The columns of a frame besides its bodies. A list of another length than `bodies` is an error; None is an absent
+    column, and so is a list of nothing but None or 0."""
 
     keys: Sequence[str | None] | None
     headers: Sequence[dict[str, str] | None] | None
@@ -109,8 +109,8 @@ def encode_frame(
     reuse: bool = False,
     sizes: Sequence[int] | None = None,
 ) -> bytes | memoryview:
-    """The same. With `reuse`, a large one lies in memory that is used for another once nobody looks at this one.
-    `sizes` are the lengths of the bodies, if they are known."""
+    """A frame of these messages. With `reuse`, a large one lies in memory that is used for another once nobody looks at
+    this one. `sizes` are the lengths of the bodies, if they are known."""
     count = len(bodies)
     flags, parts = 0, list[bytes]()
     # One `if` a column, in the order of the layout: a loop over them costs a frame of one message a microsecond.
@@ -148,8 +148,8 @@ def encode_frame(
 
 
 def encode_single(body: bytes, producer_id: int, producer_seq: int, produced_at_us: int, token: bytes) -> bytes:
-    """A frame of one body of up to `SINGLE_MAX` bytes, and nothing beside it: what single sends are made of, so it is
-    laid out in one go."""
+    """A frame of one body of up to `SINGLE_MAX` bytes and no other column: the frame of a single send, laid out in one
+    step."""
     length, token_length = len(body), len(token)
     assert length <= SINGLE_MAX, length
     assert token_length <= TOKEN_MAX, token_length
@@ -176,8 +176,8 @@ def encode_columns(
     token: bytes,
     compress: bool,
 ) -> bytes:
-    """A frame of columns that were taken from another one: by flag, the body among them, each of the same length. A
-    column in which nothing is left is left out."""
+    """A frame of columns taken from another one: by flag, the body among them, each of the same length. Empty columns
+    are left out."""
     count = len(texts[BODY])
     flags = sum(flag for flag, column in [*texts.items(), *numbers.items()] if any(column))
     parts: list[bytes] = []
@@ -219,7 +219,7 @@ def _pack_headers(headers: dict[str, str]) -> bytes:
         packed = _PACK(headers)
     except UnicodeEncodeError as error:
         raise BadFrame(f"headers are strings by name: {error}") from None
-    # Read back at once, because the other end takes what is not a map of strings for no headers at all.
+    # Decoded at once, because the other end takes anything but a map of strings for no headers at all.
     try:
         _UNPACK(packed)
     except msgspec.ValidationError as error:
@@ -246,7 +246,7 @@ def text_column(values: Sequence[bytes], sizes: Sequence[int] | None = None) -> 
 
 
 def string_column(values: Sequence[str | None]) -> list[bytes]:
-    """The same for texts in UTF-8; empty is none."""
+    """The offsets and values of texts in UTF-8; empty is none."""
     if len(values) == 1:
         return text_column([values[0].encode() if values[0] else b""])
     found, data = utf8(values)
@@ -258,7 +258,7 @@ def _offsets(values: Sequence[bytes] | Sequence[str], sizes: Sequence[int] | Non
     """Where each value begins and the last ends, as it lies in a frame; and this end."""
     lengths = list(map(len, values)) if sizes is None else sizes
     count, length = len(lengths), sum(lengths)
-    # Before the values are joined: what is too large is not copied first.
+    # Before the values are joined: a batch that is too large is not copied first.
     if length > FRAME_MAX:
         raise too_large()
     size = even_size(count, 0, lengths[0], length) if count else -1
@@ -311,7 +311,7 @@ def _assemble_again(
     numbers: tuple[int, ...],
     token: bytes,
 ) -> memoryview | None:
-    """The same, in memory that was used before, if there is some: the bodies are copied into it one by one."""
+    """`assemble` into memory that was used before, if there is some: the bodies are copied into it one by one."""
     count = len(bodies)
     packed, length = _offsets(bodies, sizes)
     ahead, behind = (packed, pad8(len(packed))), (pad8(length), *beside)
@@ -325,7 +325,7 @@ def _assemble_again(
 
 
 def _measure(parts: Sequence[bytes | memoryview], count: int, token: bytes) -> int:
-    """The length of the columns; raises if a frame cannot be made of this."""
+    """The length of the columns; raises if a frame cannot be made of them."""
     if count == 0:
         raise BadFrame("a frame holds at least one message")
     if count > COUNT_MAX:

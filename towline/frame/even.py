@@ -1,4 +1,4 @@
-"""Values of one length each, back to back: where they begin is known without looking, and one call cuts them all.
+"""Values of equal length, back to back: their offsets are known without a look, and one call cuts them all.
 
 Records of a fixed size, ids and hashes are like this. To go through a column of 1,000 such values one by one takes five
 times as long as `struct` takes for all of them.
@@ -18,9 +18,9 @@ __all__ = ["cut_even", "even_offsets", "even_size", "even_step"]
 _COUNT_MIN: Final = 16
 """Fewer are as quick one by one."""
 _COUNT_MAX: Final = 1 << 14
-"""What is kept of more would be too large."""
+"""Limit of what is cached: more would be too large."""
 _CUT_MAX: Final = 1 << 10
-"""So many are cut at a time."""
+"""Values cut at a time."""
 
 
 def even_size(count: int, first: int, second: int, last: int) -> int:
@@ -46,7 +46,7 @@ def even_step(offsets: list[int]) -> int:
 
 
 def cut_even(view: memoryview, at: int, size: int, count: int) -> list[bytes]:
-    """The values that lie there."""
+    """The values at these offsets."""
     if count <= _CUT_MAX:
         return list(_cutter(size, count).unpack_from(view, at))
     values: list[bytes] = []
@@ -57,7 +57,7 @@ def cut_even(view: memoryview, at: int, size: int, count: int) -> list[bytes]:
 
 @lru_cache(maxsize=64)
 def _offsets(size: int, count: int) -> bytes:
-    """The first of them are those of fewer values: so it is enough to have them for powers of two."""
+    """The first of them are those of fewer values: so the powers of two suffice."""
     return little_endian(array("I", [*range(0, size * count + 1, size)] if size else [0] * (count + 1)))
 
 

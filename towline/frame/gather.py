@@ -1,4 +1,4 @@
-"""Messages of several frames as one frame: column by column, without looking at a single one."""
+"""Messages of several frames as one frame: column by column, without a look at any single one."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ earliest_expiry_us, latest_expiry_us, reserved (0)."""
 PREFIX: Final = struct.Struct("<III")
 """The header up to and with the checksum …"""
 FLAGS_AT: Final = PREFIX.size
-"""Of the flags, within the header."""
+"""Offset of the flags within the header."""
 COVERED: Final = struct.Struct("<HHIIQQqqqq")
-"""… and the rest of it, where what the checksum covers begins."""
+"""… and the rest of it, from where the checksum covers."""
 CRC_FROM: Final = PREFIX.size
 
 _COUNT: Final = struct.Struct("<I").unpack_from
@@ -123,20 +123,20 @@ TOKEN_MAX: Final = 64
 COUNT_MAX: Final = 1 << 20
 FRAME_MAX: Final = 64 << 20
 
-# Worked out beforehand, because every frame that passes through a broker asks.
+# Computed beforehand, because every frame that passes through a broker asks.
 _TEXTS: Final = tuple((BODY, *(flag for flag in TEXT_COLUMNS if flag & flags)) for flags in range(16))
 _NUMBERS: Final = tuple(tuple(flag for flag in NUMBER_COLUMNS if flag & flags << 4) for flags in range(16))
 _ZEROS: Final = tuple(bytes(-length % 8) for length in range(8))
 
 
 def count_in(frame: bytes | bytearray | memoryview) -> int:
-    """How many messages a frame holds, if that is all one needs to know of it."""
+    """The number of messages of a frame, without decoding it."""
     count: int = _COUNT(frame, _COUNT_AT)[0]
     return count
 
 
 def unpacked_bytes(frame: bytes | bytearray | memoryview) -> int:
-    """How many bytes whoever opens a frame must have room for: of a compressed one, those that it states."""
+    """The memory that opening a frame takes: of a compressed one, the length that it states."""
     if len(frame) < HEADER.size or not _FLAGS(frame, CRC_FROM)[0] & ZSTD:
         return len(frame)
     columns_length: int = _COUNT(frame, _COUNT_AT + 4)[0]
@@ -154,14 +154,14 @@ def numbers_in(flags: int) -> tuple[int, ...]:
 
 
 def little_endian(numbers: array[int]) -> bytes:
-    """As they lie in a frame; the array is not to be used any more."""
+    """The bytes of the array as they lie in a frame; the array is not to be used any more."""
     if sys.byteorder != "little":
         numbers.byteswap()
     return numbers.tobytes()
 
 
 def limit_of(timeout_us: int, attempts: int) -> int:
-    """What the column of limits holds of a message."""
+    """The timeout and the attempts in a message's limit."""
     return attempts << TIMEOUT_BITS | timeout_us
 
 

@@ -59,7 +59,7 @@ class _Text(NamedTuple):
 
 
 class Series:
-    """Messages that are dealt out to frames. `groups` are the frames: the places of the messages of each."""
+    """Messages dealt out to frames. `groups` are the frames: the indices of the messages of each."""
 
     __slots__ = (
         "_bodies",
@@ -119,8 +119,8 @@ class Series:
     def frames(
         self, producer_id: int, producer_seqs: Iterator[int], produced_at_us: int
     ) -> tuple[memoryview, list[int]]:
-        """The frames, back to back, and their lengths. Each has the next number of its producer.
-        The memory is used for others once nobody looks at it."""
+        """The frames, back to back, and their lengths. Each has the next number of its producer. The memory is used for
+        others once nobody looks at it."""
         expiry = self._expires_at_us
         token_length = len(self._token)
         token = self._token + pad8(token_length)
@@ -173,7 +173,7 @@ def _joined(parts: list[bytes], size: int) -> memoryview:
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Picks the values at these places out of a column: with one call for all of them."""
+    """Picks the values at these indices out of a column: with one call for all of them."""
     return itemgetter(*places) if len(places) > 1 else lambda column: [column[place] for place in places]
 
 
@@ -200,21 +200,21 @@ _TOP_BITS: Final = int.from_bytes(b"\0\0\0\x80" * _OFFSETS_MAX, "little")
 
 
 class Bundle(NamedTuple):
-    """What one who passes frames on needs to know of them."""
+    """Facts about frames that are passed on."""
 
     flags: int
-    """Those of each."""
+    """Of each frame."""
     lengths: Sequence[int]
     counts: Sequence[int]
     producer_id: int
-    """That of all, which may be 0."""
+    """Of all frames; it may be 0."""
     producer_seqs: Sequence[int]
 
     @classmethod
     def verify(cls, frames: Sequence[Buffer], token: bytes) -> Bundle | None:
-        """What `Frame` and its `verify_whole` check of each, and that it carries this token. None if something is
-        wrong, if the frames are not of one kind, or if they hold events: then each is to be looked at for itself, which
-        tells what it is."""
+        """Checks each frame as `Frame` and its `verify_whole` do, and that it carries this token. None if something is
+        wrong, if the frames are not of one kind, or if they hold events: then each is to be checked by itself, which
+        gives the reason."""
         sizes = tuple(map(len, frames))
         if min(sizes) < HEADER.size or max(sizes) > FRAME_MAX:
             return None

@@ -1,4 +1,4 @@
-"""Some messages of a frame as a frame of their own, whichever they are. Their bytes stay as they were sent."""
+"""Any messages of a frame as a frame of their own. Their bytes stay as they were sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def pick(
     frame: Frame, indexes: Sequence[int], producer: tuple[int, int] | None = None, *, compress: bool | None = None
 ) -> bytes:
     """The frame of the messages with these numbers within it, in this order: at least one. It carries the same
-    producer's number (or another one), token and time, and is compressed if the first one was, or as it is said."""
+    producer's number (or another one), token and time, and is compressed if the first one was, or as `compress` has
+    it."""
     assert indexes, "a frame holds at least one message"
     low, end = min(indexes), max(indexes) + 1
     texts: dict[int, list[bytes]]
@@ -44,6 +45,6 @@ def pick(
 
 
 def _some(column: list[T], indexes: Sequence[int], low: int) -> list[T]:
-    """Those with these numbers of a column that begins with number `low`."""
+    """The values with these numbers of a column that begins with number `low`."""
     places = [index - low for index in indexes] if low else indexes
     return [column[places[0]]] if len(places) == 1 else list(itemgetter(*places)(column))

@@ -1,11 +1,11 @@
-"""Memory for large frames, used again.
+"""Reused memory for large frames.
 
 A fresh megabyte costs a page fault for each of its 256 pages, and where the machine is a virtual one, that takes many
 times as long as filling it. The C library gives large pieces back to the system as soon as they are freed; so a process
 that sends and receives megabyte after megabyte pays each time. Here a few of them are kept.
 
-Whoever gets a piece just drops it: a piece that nobody has a view of any more is given out again. `BytesIO` knows this
-of itself: it refuses to be written to while there is a view of it.
+A piece is dropped by its user: one that nobody has a view of any more is given out again. `BytesIO` knows this of
+itself: it refuses to be written to while there is a view of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Spare:
         self._room: deque[None] = deque([None] * PIECES_MAX)
 
     def view(self, size: int) -> memoryview:
-        """Memory to write to, of at least this size; what is in it is anybody's guess."""
+        """Memory to write to, of at least this size; its content is arbitrary."""
         if size <= PIECE_MAX:
             found = self._find(partial(_lend, size))
             if found is not None:
@@ -45,7 +45,7 @@ class Spare:
         return self._find(partial(_fill, parts, size)) if size <= PIECE_MAX else None
 
     def _find(self, use: Callable[[io.BytesIO], memoryview | None]) -> memoryview | None:
-        """The first piece that can be used, or a new one; None if there are enough already."""
+        """The first free piece, or a new one; None if there are enough already."""
         for _ in range(len(self._pieces)):
             try:
                 piece = self._pieces.popleft()

@@ -14,7 +14,7 @@ else:
 
 __all__ = ["compress_columns", "decompress_columns"]
 
-# A window of 64 MiB covers the largest frame. What asks for a larger one only wants our memory.
+# A window of 64 MiB covers the largest frame: a larger one would only waste memory.
 _OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 26}
 
 
@@ -26,7 +26,7 @@ def decompress_columns(packed: memoryview, columns_length: int) -> bytes:
     """Unpack, but never more than `columns_length` bytes, whatever the packed bytes claim."""
     decompressor = zstd.ZstdDecompressor(options=_OPTIONS)
     try:
-        # One byte more than stated, so that too much is told from just enough.
+        # One byte more than stated, so that too much differs from just enough.
         columns = decompressor.decompress(packed, max_length=columns_length + 1)
     except zstd.ZstdError as error:
         raise BadFrame(f"the columns of a frame do not unpack: {error}") from None

@@ -26,7 +26,7 @@ class BrokerProcess:
     """`towline serve`. Starting it again after `stop` or `kill` takes the same port, so that clients find it again."""
 
     program: Sequence[str] = ("-m", "towline")
-    """What Python runs."""
+    """The arguments of Python."""
     process_group: int | None = None
     """0 puts it into a process group of its own, where Ctrl-C on the terminal does not reach it."""
 
@@ -66,7 +66,7 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        """What it wrote to stderr so far."""
+        """Its stderr so far."""
         self._log.seek(0)
         return self._log.read().decode("utf-8", "replace")
 

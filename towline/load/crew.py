@@ -23,7 +23,7 @@ Step = Callable[[int], None]
 
 
 class Worker:
-    """The other end of a worker process. It connects at once, and begins when told to `go`."""
+    """The other end of a worker process. It connects at once, and begins at `go`."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -67,7 +67,7 @@ class Worker:
 
 
 def run(jobs: Sequence[Job], step: Step | None = None, *, timeout_s: float = 600.0) -> list[Tally]:
-    """Let workers loose on these jobs, all at once; `step` is told the progress of the last one."""
+    """Run workers on these jobs, all at once; `step` is called with the progress of the last one."""
     workers: list[Worker] = []
     try:
         workers.extend(map(Worker, jobs))

@@ -26,7 +26,7 @@ class Foreman:
         self._next_report_ns = 0
 
     def ready(self) -> None:
-        """Say so, and wait until all the others are ready as well."""
+        """Report it, and wait until all the others are ready as well."""
         say(Report(ready=True))
         if sys.stdin.buffer.readline() != b"go\n":
             raise TowlineError("the benchmark was called off")

@@ -40,7 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     durability: Literal["fsync", "os", "received"] | None = None
     group: str | None = None
     idle_s: float = 10.0
-    """A consumer that hears nothing for this long is done."""
+    """A consumer that gets nothing for this long is done."""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker did. Times are of the steady clock, which all processes of a machine share."""
+    """The result of a worker. Times are of the steady clock, which all processes of a machine share."""
 
     messages: int
     bytes: int
@@ -76,7 +76,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line from a worker: it is ready, it has come so far, it is done, or it failed."""
+    """A line from a worker: ready, progress, done, or failed."""
 
     ready: bool = False
     done: int = 0

@@ -105,7 +105,7 @@ def one_by_one(foreman: Foreman) -> Tally:
 
 
 def paced(foreman: Foreman) -> Tally:
-    """A steady pace. Whatever is late is sent at once, so that a slow send does not slow down the pace."""
+    """A steady pace. A late message is sent at once, so that a slow send does not slow down the pace."""
     job = foreman.job
     padding = bytes(max(0, job.size - STAMP))
     topics = cycle(job.topics)

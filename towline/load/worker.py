@@ -1,4 +1,4 @@
-"""A worker process: reads its job from stdin, gets ready, waits for the word, works, and reports on stdout."""
+"""A worker process: reads its job from stdin, gets ready, waits for `go`, works, and reports on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire protocol, sans I/O: `messages` says what can be said, `envelope` how it lies on the wire."""
+"""The wire protocol, sans I/O: requests and answers by noun, gathered in `messages`; `envelope` is their encoding."""
 
 from towline.protocol.envelope import (
     PREFACE,

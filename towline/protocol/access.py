@@ -1,4 +1,4 @@
-"""Requests and answers about who may do what: users, tokens, rules, the audit log; and figures for those who watch.
+"""Requests and answers about access: users, tokens, rules, the audit log; and figures for monitoring.
 
 An *action* is done to a *resource*: send, consume, create, alter, delete, describe or admin; to a topic, a group or the
 cluster. A name that ends with `*` is a prefix, `*` alone is every name.
@@ -59,10 +59,10 @@ _Texts = Annotated[list[Annotated[str, msgspec.Meta(max_length=300)]], msgspec.M
 
 
 class Quota(msgspec.Struct, frozen=True, array_like=True):
-    """What a principal may take up, all its connections together; 0 is no limit."""
+    """Limits of a principal, over all its connections together; 0 is no limit."""
 
     bytes_per_s: _Natural = 0
-    """Of frames sent and received; more is slowed down, not refused."""
+    """Of frames sent and received; a sender beyond it is slowed down, not refused."""
     connections: _Natural = 0
     in_flight: _Natural = 0
     """Messages held and not settled."""
@@ -77,7 +77,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
-    """What a subject may, or must not do. A deny beats every allow."""
+    """A rule that allows or denies an action. A deny beats every allow."""
 
     id: _Natural
     subject: _Name
@@ -114,18 +114,18 @@ class SecretState(msgspec.Struct, frozen=True, array_like=True):
 class TokenState(msgspec.Struct, frozen=True, array_like=True):
     name: str
     owner: str
-    """The user whose rights it has; empty for one with rights of its own."""
+    """The user whose permissions it has; empty for a token with permissions of its own."""
     roles: list[str]
     scopes: list[Grant]
-    """It may do nothing else; empty is no limit."""
+    """The only actions that it may do; empty is no limit."""
     quota: Quota
     secrets: list[SecretState]
-    """Two at most: the one in use, and the one that replaces it."""
+    """Two at most: the current one, and its successor."""
     created_at_us: int
 
 
 class WhoAmI(Request, frozen=True, array_like=True):
-    """Who this connection speaks for, and whether it may do these: so that a program can leave out what would be
+    """The principal of this connection, and whether it may do these: so that a program can leave out what would be
     refused. Anyone may ask."""
 
     kind = 90
@@ -153,14 +153,14 @@ class Users(Answer, frozen=True, array_like=True):
 
 
 class PutUser(Request, frozen=True, array_like=True):
-    """Make a user (`create`), or change one: what is nil stays as it is. Everyone may change the own password, and must
-    say the old one. Answered by `Done`."""
+    """Make a user (`create`), or change one: nil fields stay as they are. Everyone may change the own password, and
+    must give the old one. Answered by `Done`."""
 
     kind = 92
     name: _Name
     create: bool = False
     password: Annotated[str, msgspec.Meta(max_length=512)] | None = None
-    """Empty: it cannot log in by a password any more."""
+    """Empty: no login by password any more."""
     old_password: Annotated[str, msgspec.Meta(max_length=512)] = ""
     roles: _Names | None = None
     disabled: bool | None = None
@@ -203,7 +203,7 @@ class CreateToken(Request, frozen=True, array_like=True):
 
 
 class TokenMade(Answer, frozen=True, array_like=True):
-    """The secret is said this once: the broker keeps a hash of it."""
+    """The secret is shown this once: the broker keeps a hash of it."""
 
     kind = 223
     name: str
@@ -228,7 +228,7 @@ class ListRules(Request, frozen=True, array_like=True):
 
 
 class Rules(Answer, frozen=True, array_like=True):
-    """`roles` are the built-in roles, and what they may."""
+    """`roles` are the built-in roles, and what each allows."""
 
     kind = 225
     rules: list[Rule]
@@ -238,7 +238,7 @@ class Rules(Answer, frozen=True, array_like=True):
 class AddRule(Request, frozen=True, array_like=True):
     kind = 98
     rule: Rule
-    """Its id and who made it are the broker's to say."""
+    """The broker sets its id and its author."""
 
 
 class RuleAdded(Answer, frozen=True, array_like=True):
@@ -261,7 +261,7 @@ class AuditEntry(msgspec.Struct, frozen=True, array_like=True):
     what: str
     """The request, by its name; or `login`."""
     target: str
-    """What it was done to: `topic orders`, `user alice`."""
+    """Its object: `topic orders`, `user alice`."""
     outcome: str
     """done, refused, or the code of the error."""
     detail: str = ""
@@ -280,7 +280,7 @@ class ListAudit(Request, frozen=True, array_like=True):
 
 
 class Audit(Answer, frozen=True, array_like=True):
-    """`next` is the `before` to go on with; 0 if there is no more."""
+    """`next` is the `before` of the next part; 0 if there is no more."""
 
     kind = 228
     entries: list[AuditEntry]
@@ -290,7 +290,7 @@ class Audit(Answer, frozen=True, array_like=True):
 class TopicFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     topic: str
     messages_in: int
-    """Ever, as the lanes count them."""
+    """Since the topic was made, by the lanes' numbers."""
     bytes_in: int
     """Since the broker started."""
     kept: int
@@ -308,18 +308,18 @@ class GroupFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nacks: int
     backlog: int
     oldest_at_us: int
-    """When the oldest message that is not consumed came in; 0 if there is none, or if it is not known yet."""
+    """When the oldest unconsumed message came in; 0 if there is none, or if it is not known yet."""
     in_flight: int
     leases: int
     retrying: int
     dead: int
     members: int
     unreadable: str = ""
-    """Why the group waits: the store does not bring what it has to deliver. Empty if it does."""
+    """Why the group waits: the store cannot read the messages that are next. Empty if it can."""
     retry_load: float = 0.0
-    """How full its retry queue is: at 1.0 the group gets nothing new."""
+    """The load of its retry queue: at 1.0 the group gets nothing new."""
     expires_in_s: float = -1.0
-    """In how long it is removed because nobody uses it, if that is soon; else below 0."""
+    """The time until it is removed because nobody uses it, if that is soon; else below 0."""
 
 
 class Measure(Request, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Looking without consuming: browsing, places in time, searching, the life of a message, the broker's figures."""
+"""Reading without consuming: browsing, positions by time, searching, traces of messages, the broker's figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Browse(Request, frozen=True, array_like=True):
 
 
 class Browsed(Answer, frozen=True, array_like=True):
-    """What is there, what of it was re-sent already (dead letters only: (first, count) ranges), and where to go on."""
+    """The messages, those among them that were re-sent already (dead letters only: (first, count) ranges), and the next
+    position."""
 
     kind = 144
     parts: list[Part]
@@ -98,7 +99,7 @@ class Found(Answer, frozen=True, array_like=True):
 
 
 class TraceCursor(msgspec.Struct, frozen=True, array_like=True):
-    """How far a trace has come: the next event, copies of the message sent again as (lane, number), the message's dead
+    """The state of a trace: the next event, copies of the message sent again as (lane, number), the message's dead
     letters, its last event, whether nothing was missing so far, and when the message was appended."""
 
     at: Natural
@@ -121,15 +122,15 @@ class TraceStep(msgspec.Struct, frozen=True, array_like=True):
     attempt: int = 0
     reason: str = ""
     due_us: int = 0
-    """When it is tried again, or when the pull is taken away; 0 is none."""
+    """Its next attempt, or the deadline of the pull; 0 is none."""
     dead: int = -1
-    """The number of the dead letter that it became, or that was sent again."""
+    """The number of its dead letter, or of the one that was sent again."""
     copy: bool = False
-    """It was the copy that was sent again, on the group's own lane."""
+    """It concerns the copy that was sent again, on the group's own lane."""
 
 
 class Trace(Request, frozen=True, array_like=True):
-    """What became of a message in a group. Asked again with the answer's cursor, as long as there is one. A trace ends
+    """The trace of a message in a group. Asked again with the answer's cursor, as long as there is one. A trace ends
     with the ack, unless the `whole` pull log is to be read: a group that was set back may have consumed it again."""
 
     kind = 53

@@ -1,4 +1,4 @@
-"""Requests and answers about a cluster: who its brokers and clients are, and messages handed to another broker."""
+"""Requests and answers about a cluster: its brokers and clients, and messages handed to another broker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from crc32c import crc32c
 
 from towline.model import GroupConfig, is_pattern
+from towline.protocol.base import Newer
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Brokers",
     "ClientState",
     "Clients",
+    "CloseConnection",
     "ForgetBroker",
     "HandBack",
     "HandedBack",
@@ -37,10 +39,10 @@ _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class BrokerState(msgspec.Struct, frozen=True, array_like=True):
-    """One broker of a cluster, as another one (or itself) sees it."""
+    """One broker of a cluster, as another one (or itself) knows it."""
 
     id: _Name
-    """Does not change while its store does not: by this a broker that returns is known."""
+    """Kept in its store: a broker that returns is recognised by it."""
     name: _Name
     address: _Address
     """`host:port` by which clients and other brokers reach it."""
@@ -58,9 +60,9 @@ class BrokerState(msgspec.Struct, frozen=True, array_like=True):
     replaced: _Name = ""
     """The id of the broker with a disk that had this address before, and was forgotten."""
     software: _Name = ""
-    """The version of Towline that it is of; empty for one that does not say so yet."""
+    """Its version of Towline; empty for one that does not send it."""
     protocol: int = 1
-    """The highest version of the protocol that it speaks."""
+    """The highest version of the protocol that it knows."""
     format: int = 1
     """The highest number of the format that it knows."""
 
@@ -71,7 +73,7 @@ class BrokerState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meet(Request, frozen=True, array_like=True):
-    """From broker to broker: I am here, and these are those I know. Said again with every beat."""
+    """From broker to broker, with every beat: its own state, and the brokers that it knows."""
 
     kind = 80
     me: BrokerState
@@ -79,15 +81,15 @@ class Meet(Request, frozen=True, array_like=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker has of the shards of an ordered topic whose home is, or may become, the broker that asks."""
+    """The rest of an ordered topic at a broker: of the shards whose home is, or may become, the broker that asks."""
 
     topic: _Name
     kept: list[int]
-    """Shards of which it has messages at all."""
+    """Shards of which it has messages."""
     pending: list[int] = msgspec.field(default_factory=list)
     """Shards for which it has prepared transactions."""
     groups: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    """By group, shards of which it has not settled everything."""
+    """By group, shards with messages that are not settled."""
 
 
 class Met(Answer, frozen=True, array_like=True):
@@ -95,31 +97,32 @@ class Met(Answer, frozen=True, array_like=True):
     me: BrokerState
     known: list[BrokerState] = msgspec.field(default_factory=list)
     alarms: _Name = ""
-    """A digest of its alarm rules, where each broker keeps its own: who has others asks for them (`AskAlarmBook`)."""
+    """A digest of its alarm rules, where each broker keeps its own: one with other rules asks for them
+    (`AskAlarmBook`)."""
     backlog: list[Backlog] | None = None
-    """What it has of our shards, where each broker keeps its own messages."""
+    """Its backlog of our shards, where each broker keeps its own messages."""
 
 
 class ListBrokers(Request, frozen=True, array_like=True):
-    """Which brokers are there? Where they share a store, the answer may wait until there is something new to say."""
+    """List the brokers. Where they share a store, the answer may wait until there is something new."""
 
     kind = 81
     mark: int = 0
-    """The `mark` of the last answer: while all is as it was then, nothing is said for `wait_ms`."""
+    """The `mark` of the last answer: while nothing has changed since, the answer waits for up to `wait_ms`."""
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
 
 class RealmState(msgspec.Struct, frozen=True, array_like=True):
-    """Which broker serves a realm of a shared store."""
+    """The owner of a realm of a shared store."""
 
     address: _Address = ""
-    """Empty if it is nobody's in this moment."""
+    """Empty if it has no owner at present."""
     epoch: _Natural = 0
-    """Grows with every broker that takes it: of two that say different things of a realm, the higher one is later."""
+    """Grows with every owner: of two that differ, the higher one is later."""
 
 
 def realm_of(topic: str, realms: int) -> int:
-    """The number of the realm that a topic is in, of so many; what is about no single topic is in the first."""
+    """The number of the realm that a topic is in, of so many; requests about no single topic belong to the first."""
     return 0 if not topic or is_pattern(topic) else crc32c(topic.encode()) % realms
 
 
@@ -133,9 +136,9 @@ class Brokers(Answer, frozen=True, array_like=True):
     shared: bool = False
     """Whether the brokers share one store, so that each topic is served by one of them at a time."""
     realms: Annotated[list[RealmState], msgspec.Meta(max_length=REALMS_MAX)] = msgspec.field(default_factory=list)
-    """Where they do: who has the topics. A topic is in the realm `realm_of(topic, len(realms))`."""
+    """Where they do: the owner of each realm. A topic is in the realm `realm_of(topic, len(realms))`."""
     mark: int = 0
-    """Stands for what is said here, but for times and figures (see `ListBrokers`)."""
+    """A mark of this answer, without times and figures (see `ListBrokers`)."""
 
 
 class ClientState(msgspec.Struct, frozen=True, array_like=True):
@@ -154,7 +157,7 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
     group: str = ""
     consumer: str = ""
     rank: int = -1
-    """Its place among the consumers of its group, by name, from 0 on."""
+    """Its rank among the consumers of its group, by name, from 0 on."""
     total: int = 0
     """How many consumers its group has."""
     in_flight: int = 0
@@ -165,7 +168,7 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListClients(Request, frozen=True, array_like=True):
-    """Who is connected to this broker? Of one topic or group only, if they are named."""
+    """List the clients of this broker. Of one topic or group only, if they are named."""
 
     kind = 82
     topic: _Name = ""
@@ -184,15 +187,24 @@ class ForgetBroker(Request, frozen=True, array_like=True):
     id: _Name
 
 
+class CloseConnection(Request, frozen=True, array_like=True):
+    """Close the connections from this address, as `Clients` has it. Their clients are told why; they may connect again.
+    Answered by `Done`."""
+
+    kind = 104
+    newer = Newer(2, "close a connection")
+    address: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+
+
 class HandBack(Request, frozen=True, array_like=True):
     """A consumer failed with messages of another broker, which cannot be reached: here they are, whole, in the frame
-    behind this. They go to the group's own lane, to be tried again when they are due."""
+    behind this. They go to the group's own lane, to be retried when they are due."""
 
     kind = 84
     topic: _Name
     group: _Name
     config: GroupConfig | None
-    """Makes the group, if it is not here yet."""
+    """The settings of the group, if it is not here yet."""
     lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
     """The priority of the messages."""
     attempt: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -200,7 +212,7 @@ class HandBack(Request, frozen=True, array_like=True):
     reason: Annotated[str, msgspec.Meta(max_length=8192)] = ""
     delay_s: float | None = None
     dead: bool = False
-    """Do not try again."""
+    """Do not retry."""
 
 
 class HandedBack(Answer, frozen=True, array_like=True):
@@ -209,5 +221,5 @@ class HandedBack(Answer, frozen=True, array_like=True):
     repeated: bool = False
 
 
-REQUESTS.update({cls.kind: cls for cls in (Meet, ListBrokers, ListClients, ForgetBroker, HandBack)})
+REQUESTS.update({cls.kind: cls for cls in (Meet, ListBrokers, ListClients, ForgetBroker, CloseConnection, HandBack)})
 ANSWERS.update({cls.kind: cls for cls in (Met, Brokers, Clients, HandedBack)})

@@ -1,4 +1,4 @@
-"""Dead letters: sending them again, as they are or changed, and dropping them."""
+"""Requests about dead letters: send them again, as they are or changed, and drop them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Resent(Answer, frozen=True, array_like=True):
 
 
 class ReviseDead(Request, frozen=True, array_like=True):
-    """Deliver one dead letter to its group again, changed: what is nil stays as it is; an empty key removes it. The
+    """Deliver one dead letter to its group again, changed: nil fields stay as they are; an empty key removes it. The
     letter itself is not changed. Answered by `Revised`."""
 
     kind = 55

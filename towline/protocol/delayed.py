@@ -1,4 +1,4 @@
-"""Delayed messages: listing, cancelling and moving what waits for its time."""
+"""Requests about delayed messages: list, cancel and reschedule them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DelayedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a message is that was delayed and came to its lane."""
+    """A message that was delayed, and its place in its lane."""
 
     id: int
-    """The one that it had while it waited."""
+    """Its id while it waited."""
     lane: int
     seq: int
     at_us: int
@@ -44,9 +44,9 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ListDelayed(Request, frozen=True, array_like=True):
-    """Messages that wait for their time, of a topic or (when it is empty) of all, soonest first: those behind the
-    message `after_id` that is due at `after_us`. Of a topic, only those with this key or with these ids, if some are
-    given. With `arrived`, also where those of the ids are that do not wait any more: 100 of them at most."""
+    """List delayed messages, of a topic or (when it is empty) of all, soonest first: those behind the message
+    `after_id` that is due at `after_us`. Of a topic, only those with this key or with these ids, if some are given.
+    With `arrived`, also the places of those of the ids that do not wait any more: 100 of them at most."""
 
     kind = 20
     topic: Name = ""
@@ -68,7 +68,7 @@ class Delayed(Answer, frozen=True, array_like=True):
 
 
 class CancelDelayed(Request, frozen=True, array_like=True):
-    """Messages of a topic, by their ids or with this key, are not to be delivered."""
+    """Cancel delayed messages of a topic, by their ids or with this key."""
 
     kind = 21
     topic: Name
@@ -88,7 +88,7 @@ class DelayedCancelled(Answer, frozen=True, array_like=True):
 
 
 class MoveDelayed(Request, frozen=True, array_like=True):
-    """Messages of a topic, by their ids or with this key, are to be delivered at another time."""
+    """Reschedule delayed messages of a topic, by their ids or with this key."""
 
     kind = 22
     topic: Name
@@ -104,4 +104,4 @@ class DelayedMoved(Answer, frozen=True, array_like=True):
     count: int
     gone: list[int]
     deliver_at_us: int
-    """When they are due now."""
+    """Their new due time."""

@@ -1,4 +1,4 @@
-"""Envelopes: how requests and answers lie on the wire. Bytes in, envelopes out; nothing here moves a byte.
+"""Envelopes: the encoding of requests and answers on the wire. Bytes in, envelopes out; nothing here moves a byte.
 
 A client's first eight bytes are `PREFACE`. Then both sides send envelopes, little-endian:
 
@@ -10,8 +10,8 @@ A client's first eight bytes are `PREFACE`. Then both sides send envelopes, litt
     head        MessagePack
     attachments the rest
 
-A length is checked against a limit before anything is set aside for it, and memory is set aside only as bytes come in,
-or as came with the envelope before.
+A length is checked against a limit before memory is reserved for it, and memory is reserved only as bytes come in, or
+as came with the envelope before.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ PREFIX = struct.Struct("<IIB3xI")
 
 _SCRATCH_BYTES = 256 << 10
 _ADOPT_BYTES = 64 << 10
-"""From this size on, what was read into the scratch buffer stays there and the scratch buffer is replaced: making a new
-one is cheaper than a copy."""
+"""From this size on, an envelope stays in the scratch buffer and the scratch buffer is replaced: making a new one is
+cheaper than a copy."""
 _SMALL_BYTES = 4 << 10
 _ACTS = "acts", "send several"
 _WITH_LISTS = {Pull.kind: _ACTS, Settle.kind: _ACTS, Attach.kind: ("places", "name fewer")}
@@ -83,8 +83,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 def encode_envelope(
     number: int, message: Request | Answer, attachments_length: int = 0, version: int = VERSION
 ) -> bytes:
-    """The bytes that go before the attachments, to a peer that speaks this version. Raises `Unsupported` for what
-    cannot be asked of it."""
+    """The bytes that go before the attachments, to a peer that speaks this version. Raises `Unsupported` for a request
+    that it does not know."""
     head = _ENCODE(message if version == VERSION else in_words_of(version, message))
     return PREFIX.pack(12 + len(head) + attachments_length, number, message.kind, len(head)) + head
 
@@ -132,11 +132,13 @@ class Scratch:
 class Decoder:
     """Collects bytes until an envelope is whole. `limit` bounds an envelope, and may be raised once a peer is trusted.
 
-    There are two ways to give it bytes: `feed` them; or receive into `get_buffer` and say how many in `received`, which
-    saves copying them. Envelopes are views of what was received, and stay valid for as long as they are kept.
+    There are two ways to give it bytes: `feed` them; or receive into `get_buffer` and call `received` with their
+    number, which saves copying them. Envelopes are views of what was received, and stay valid for as long as they are
+    kept.
 
-    A peer that breaks the rules is told of by an exception; if sound envelopes came before the broken one, then these
-    are given first, and the error is kept in `broken` and raised by the next call."""
+    A peer that breaks the rules raises an exception; if sound envelopes came before the broken one, then these are
+    given first, and the error is kept in `broken` and raised by the next call.
+    """
 
     __slots__ = ("_at", "_earned", "_end", "_need", "_scratch", "_view", "broken", "completed", "limit")
 
@@ -144,20 +146,20 @@ class Decoder:
         self.limit = limit
         self.broken: TowlineError | None = None
         self.completed = 0
-        """How many envelopes have come: tells whether a half-sent one is still the same."""
+        """Envelopes received so far: it tells whether a half-sent one is still the same."""
         self._scratch = scratch
         self._view: memoryview | None = None  # holds a begun envelope from `_at` to `_end`; None if there is none
         self._at = 0
         self._end = 0
-        self._earned = _SMALL_BYTES  # how much may be set aside for an envelope of which little has come
-        self._need = PREFIX.size  # how long the begun envelope is, as far as is known
+        self._earned = _SMALL_BYTES  # memory that may be reserved for an envelope of which little has come
+        self._need = PREFIX.size  # the length of the begun envelope, as far as it is known
 
     @property
     def pending_bytes(self) -> int:
         return 0 if self._view is None else self._end - self._at
 
     def feed(self, data: bytes | memoryview) -> list[Envelope]:
-        """Take more bytes, and give the envelopes that they complete. Raises once the peer breaks the rules."""
+        """Add bytes, and return the envelopes that they complete. Raises once the peer breaks the rules."""
         if self.broken is not None:
             raise self.broken
         if self._view is None:
@@ -173,7 +175,7 @@ class Decoder:
         return self._advance()
 
     def get_buffer(self) -> memoryview:
-        """Where to receive into; at least one byte long. `received` must follow before anything else is called."""
+        """A buffer to receive into; at least one byte long. `received` must follow before anything else is called."""
         if self._view is not None:
             return self._view[self._end :]
         if self._scratch is None:
@@ -195,7 +197,7 @@ class Decoder:
         return self._advance()
 
     def _advance(self) -> list[Envelope]:
-        """Parse what is in the buffer, and see to it that there is room for the rest of a begun envelope."""
+        """Parse the buffer, and make room for the rest of a begun envelope."""
         assert self._view is not None, "nothing is begun"
         envelopes: list[Envelope] = []
         if self._end - self._at >= self._need:
@@ -216,7 +218,7 @@ class Decoder:
         self._at, self._end = 0, have
 
     def _parse(self, view: memoryview, at: int, end: int) -> tuple[list[Envelope], int]:
-        """The envelopes that lie whole between `at` and `end`, and where they end."""
+        """The whole envelopes between `at` and `end`, and the end of the last."""
         envelopes: list[Envelope] = []
         self._need = PREFIX.size
         while end - at >= PREFIX.size:

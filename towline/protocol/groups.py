@@ -1,4 +1,4 @@
-"""Groups: listing, making, changing and deleting them."""
+"""Requests about groups: list, make, change and delete them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 NEARLY_FULL: Final = 0.8
-"""The `retry_load` of a group from which on the log, `group info` and `check` speak of it."""
+"""The `retry_load` of a group from which on the log, `group info` and `check` warn of it."""
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
@@ -52,13 +52,13 @@ class GroupState(Answer, frozen=True, array_like=True):
     dead: int
     members: list[MemberState]
     unreadable: str = ""
-    """Why the group waits: the store does not bring what it has to deliver. Empty if it does."""
+    """Why the group waits: the store cannot read the messages that are next. Empty if it can."""
     retry_load: float = 0.0
-    """How full its retry queue is: at 1.0 the group gets nothing new."""
+    """The load of its retry queue: at 1.0 the group gets nothing new."""
     unused_s: float = 0.0
     """For how long nobody has used it, while a broker ran."""
     expires_in_s: float = -1.0
-    """In how long it is removed if nobody uses it; below 0 it is not."""
+    """The time until it is removed if nobody uses it; below 0 it is not."""
 
 
 class ListGroups(Request, frozen=True, array_like=True):
@@ -95,8 +95,8 @@ class DeleteGroup(Request, frozen=True, array_like=True):
 
 
 class Seek(Request, frozen=True, array_like=True):
-    """Let a group go on elsewhere: `to` is `earliest`, `latest` or a time (`@` and microseconds) for all lanes of the
-    topic; or `positions` are (lane, sequence number) for some. A dry run only says what it would mean."""
+    """Move a group: `to` is `earliest`, `latest` or a time (`@` and microseconds) for all lanes of the topic; or
+    `positions` are (lane, sequence number) for some. A dry run only returns the effect."""
 
     kind = 41
     topic: Name
@@ -107,8 +107,8 @@ class Seek(Request, frozen=True, array_like=True):
 
 
 class Sought(Answer, frozen=True, array_like=True):
-    """By lane, where the group was and where it is now; how many messages are delivered again, and how many are passed
-    over."""
+    """By lane, the position of the group before and now; how many messages are delivered again, and how many are
+    skipped."""
 
     kind = 169
     moves: list[tuple[str, int, int]]
@@ -117,7 +117,7 @@ class Sought(Answer, frozen=True, array_like=True):
 
 
 class Pause(Request, frozen=True, array_like=True):
-    """Let a group rest, or go on: while it rests, pulls get nothing. Answered by `Done`."""
+    """Pause or resume a group: while it is paused, pulls get nothing. Answered by `Done`."""
 
     kind = 42
     topic: Name

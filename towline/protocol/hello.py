@@ -1,4 +1,4 @@
-"""Opening a connection, and what any request may be answered with."""
+"""Opening a connection, and the answers that any request may have."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Hello(Request, frozen=True, array_like=True):
     version_min: int
     version_max: int
     token: Annotated[str, msgspec.Meta(max_length=64)]
-    """Who is calling, as kept beside each message it sends: for example `appid-340101;sid-p0912`."""
+    """The identity of the caller, as kept beside each message it sends: for example `appid-340101;sid-p0912`."""
     secret: Annotated[str, msgspec.Meta(max_length=512)] = ""
     """Proves who is calling, where the broker asks for it."""
     software: Name = ""
     caller: Annotated[str, msgspec.Meta(max_length=CALLER_MAX)] = ""
-    """The address of whoever is asked for, if a gateway is calling."""
+    """The address of the end user, if a gateway is calling."""
 
 
 class Welcome(Answer, frozen=True, array_like=True):
@@ -34,12 +34,12 @@ class Welcome(Answer, frozen=True, array_like=True):
     version: int
     broker: str
     epoch: int
-    """Grows with every start of the broker: tells a client whether it met the same broker process again."""
+    """Grows with every start of the broker: it tells a client whether this is the same broker process."""
     max_request_bytes: int
     heartbeat_s: float
-    """A consumer that is not heard of for this long loses what it holds; beat three times as often."""
+    """A consumer that is silent for this long loses what it holds; beat three times as often."""
     software: Name = ""
-    """The version of Towline that the broker is of."""
+    """The broker's version of Towline."""
 
 
 class Failed(Answer, frozen=True, array_like=True):
@@ -47,7 +47,7 @@ class Failed(Answer, frozen=True, array_like=True):
     code: str
     message: str
     exact: str = ""
-    """The code of an error that older clients do not know; `code` is what they take it for."""
+    """The code of an error that older clients do not know; `code` is what they read."""
 
     @classmethod
     def of(cls, error: TowlineError) -> Failed:
@@ -59,16 +59,16 @@ class Failed(Answer, frozen=True, array_like=True):
 
 
 class Done(Answer, frozen=True, array_like=True):
-    """It was done, and there is nothing more to say."""
+    """It was done; there is no more to the answer."""
 
     kind = 254
 
 
 class Beat(Request, frozen=True, array_like=True):
-    """I am alive. Answered by `Done`; with a subscription by `Held`."""
+    """A heartbeat. Answered by `Done`; with a subscription by `Held`."""
 
     kind = 2
     subscription: Natural = 0
-    """The consumer that wants to know what it still holds."""
+    """The consumer that asks for its leases."""
     holding: Annotated[list[int], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
     """The pulls that it is working on."""

@@ -1,7 +1,7 @@
-"""The requests and answers of the wire protocol, in one place; each noun has a file of its own.
+"""All requests and answers of the wire protocol; each noun has a file of its own.
 
-Heads are MessagePack arrays: a field may be added at the end with a default, and older peers pass over it; `versions`
-says since when there is what. Frames travel behind the head as opaque attachments; the head states their lengths. An
+Heads are MessagePack arrays: a field may be added at the end with a default, and older peers skip it; `versions` lists
+since when each field exists. Frames travel behind the head as opaque attachments; the head states their lengths. An
 answer has the kind of its request plus 128; `Failed` answers any request that went wrong.
 """
 

@@ -1,4 +1,4 @@
-"""Requests and answers for people who look after a broker: lists by pages, figures over time, storage, alarms."""
+"""Requests and answers for monitoring: lists by pages, figures over time, storage, alarms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 BOOK_PART: Final = 200
-"""Alarm rules that one broker tells another at a time."""
+"""Alarm rules in one part of the exchange between brokers."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 
@@ -94,7 +94,7 @@ TOPIC_ORDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "author": lambda one: one.config.author,
     "created": lambda one: one.config.created_at_us,
 }
-"""By what a list of topics can be sorted; for a `TopicRow`, and for what a broker makes one of."""
+"""The sort keys of a list of topics; for a `TopicRow`, and for the broker's figures that one is made of."""
 GROUP_ORDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "name": lambda one: (one.group, one.topic),
     "topic": lambda one: (one.topic, one.group),
@@ -129,7 +129,7 @@ class ListPage(Request, frozen=True, array_like=True):
 class PageListed(Answer, frozen=True, array_like=True):
     kind = 248
     total: int
-    """How many there are, of which this is a page."""
+    """The whole number, of which this is a page."""
     topics: list[TopicRow]
     groups: list[GroupRow]
     lines: list[str]
@@ -137,7 +137,7 @@ class PageListed(Answer, frozen=True, array_like=True):
 
 
 class Pulse(Request, frozen=True, array_like=True):
-    """How things go, now and in the last while: of the broker, or of one group of a topic."""
+    """Present and recent figures: of the broker, or of one group of a topic."""
 
     kind = 121
     topic: _Name = ""
@@ -148,7 +148,7 @@ class Pulsed(Answer, frozen=True, array_like=True):
     kind = 249
     now: dict[str, Any]
     at_us: list[int]
-    """When the figures of the series were taken."""
+    """The times of the figures."""
     series: dict[str, list[float]]
 
 
@@ -161,7 +161,7 @@ class SegmentState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Storage(Request, frozen=True, array_like=True):
-    """What the store is made of, and the settings of the broker."""
+    """Segments of the store, and the settings of the broker."""
 
     kind = 122
 
@@ -190,7 +190,7 @@ class ListAlarms(Request, frozen=True, array_like=True):
 
 
 class Alarms(Answer, frozen=True, array_like=True):
-    """The rules; what is an alarm now; the last notices. Of webhooks only the host is shown."""
+    """The rules; the present alarms; the last notices. Of webhooks only the host is shown."""
 
     kind = 251
     rules: list[AlarmRule]
@@ -223,7 +223,7 @@ class TestAlarm(Request, frozen=True, array_like=True):
 
 
 class SilenceAlarm(Request, frozen=True, array_like=True):
-    """Tell nobody of a rule until a time, in microseconds since 1970; 0 ends its silence. Answered by `Done`."""
+    """Send no notices of a rule until a time, in microseconds since 1970; 0 ends its silence. Answered by `Done`."""
 
     kind = 119
     name: _Name
@@ -232,14 +232,14 @@ class SilenceAlarm(Request, frozen=True, array_like=True):
 
 
 class AskAlarmBook(Request, frozen=True, array_like=True):
-    """From broker to broker: which alarm rules do you have, and when were they changed? In parts, by name."""
+    """From broker to broker: the other's alarm rules and the times of their changes. In parts, by name."""
 
     kind = 118
     after: _Name = ""
 
 
 class AlarmBook(Answer, frozen=True, array_like=True):
-    """The next rules by name, whole, and when each was changed; of those that were dropped, only when."""
+    """The next rules by name, whole, and the time of each change; of dropped rules, only the time."""
 
     kind = 246
     rules: Annotated[list[AlarmRule], msgspec.Meta(max_length=BOOK_PART)]

@@ -1,4 +1,4 @@
-"""Requests and answers of those who write many messages exactly once (the Spark connector), as `messages` holds others.
+"""Requests and answers of sinks, which write many messages exactly once (the Spark connector).
 
 Frames are *staged*: kept out of sight. A *sink* publishes what was staged for one of its epochs, all of it, once: the
 same epoch again changes nothing, whatever is staged for it by then. It is the same if it has the same number and the
@@ -25,8 +25,8 @@ _Lane = Annotated[int, msgspec.Meta(ge=0, le=1023)]
 
 
 class Report(Request, frozen=True, array_like=True):
-    """How far somebody who keeps their own progress has come, by (lane, number), so that the lag of the group shows it.
-    It never goes back. The group is made if need be, and must have no consumers. Answered by `Done`."""
+    """The progress of a reader that keeps its own, by (lane, number), so that the lag of the group shows it. It never
+    goes back. The group is made if need be, and must have no consumers. Answered by `Done`."""
 
     kind = 73
     topic: _Name
@@ -43,14 +43,14 @@ class Stage(Request, frozen=True, array_like=True):
 
 
 class Staged(Answer, frozen=True, array_like=True):
-    """By this number they are published or dropped."""
+    """The number by which they are published or dropped."""
 
     kind = 202
     record: int
 
 
 class Publish(Request, frozen=True, array_like=True):
-    """Put what was staged into its lanes, in this order, as the whole of an epoch of a sink."""
+    """Put staged frames into their lanes, in this order, as the whole of an epoch of a sink."""
 
     kind = 75
     sink: _Sink
@@ -58,15 +58,15 @@ class Publish(Request, frozen=True, array_like=True):
     records: _Records
     durability: Annotated[int, msgspec.Meta(ge=-1, le=2)] = -1
     topic: _Name = ""
-    """Where brokers share a store: a topic whose broker this is for."""
+    """Where brokers share a store: a topic of the broker that is addressed."""
     digest: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
     """Of the contents of the epoch; empty is not known."""
     members: Annotated[list[_Name], msgspec.Meta(max_length=1_000)] = []  # noqa: RUF012 - a Struct copies it
-    """The brokers among which the epoch is spread, in a cluster."""
+    """The brokers over which the epoch is spread, in a cluster."""
 
 
 class Published(Answer, frozen=True, array_like=True):
-    """Durable. `duplicate`: the epoch was published before; what was staged now is dropped."""
+    """Durable. `duplicate`: the epoch was published before; the frames staged now are dropped."""
 
     kind = 203
     messages: int
@@ -74,7 +74,7 @@ class Published(Answer, frozen=True, array_like=True):
 
 
 class Unstage(Request, frozen=True, array_like=True):
-    """Drop what was staged; what is being published, or was, stays. Answered by `Done`."""
+    """Drop staged frames; those that are being published, or were, stay. Answered by `Done`."""
 
     kind = 76
     records: _Records
@@ -82,7 +82,7 @@ class Unstage(Request, frozen=True, array_like=True):
 
 
 class AskSink(Request, frozen=True, array_like=True):
-    """How far has a sink come?"""
+    """The last epoch of a sink."""
 
     kind = 77
     sink: _Sink
@@ -100,8 +100,8 @@ class SinkState(Answer, frozen=True, array_like=True):
 
 
 class MoveHold(Request, frozen=True, array_like=True):
-    """How far somebody has come for whom retention waits (`--holds NAME`), by stream; it does not wait for
-    streams that are not named. Answered by `Done`, when it is on disk."""
+    """The progress of a holder that retention waits for (`--holds NAME`), by stream; it does not wait for streams that
+    are not named. Answered by `Done`, when it is on disk."""
 
     kind = 78
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=50)]

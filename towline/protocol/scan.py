@@ -1,4 +1,4 @@
-"""Requests and answers for those who read whole streams (the Spark connector), as `messages` holds the others.
+"""Requests and answers for reading whole streams (the Spark connector).
 
 A stream is named as the store names it: `lane/orders/middle`, `pull/orders/billing`, `dead/orders/billing`.
 """
@@ -28,8 +28,8 @@ class Scan(Request, frozen=True, array_like=True):
 
 
 class Scanned(Answer, frozen=True, array_like=True):
-    """What is there from `first` on; where to go on; and what is lost of it, as (first, count, reason). It ends early
-    if the stream does."""
+    """The frames from `first` on; the next position; and the lost ranges, as (first, count, reason). It ends early if
+    the stream does."""
 
     kind = 198
     parts: list[Part]

@@ -18,7 +18,7 @@ class FrameHead(msgspec.Struct, frozen=True, array_like=True):
     """0 high, 1 middle, 2 low; of an ordered topic the shard."""
     length: Natural
     shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
-    """How many shards the sender takes the topic to have; refused with `wrong-shard` if it has another number."""
+    """The number of shards of the topic, as the sender knows it; refused with `wrong-shard` if it has another one."""
 
 
 class Send(Request, frozen=True, array_like=True):
@@ -42,4 +42,4 @@ class Sent(Answer, frozen=True, array_like=True):
     """Messages whose dedup id came before, and which were not stored again: (number of the frame, number of the message
     in it, lane, sequence number and time of the first one). The others are numbered on from `firsts`."""
     delayed: list[int] = []  # noqa: RUF012 - a Struct copies it
-    """The places of the frames that wait for their time: `firsts` has the ids of their first messages."""
+    """The indices of the frames that wait for their time: `firsts` has the ids of their first messages."""

@@ -1,4 +1,4 @@
-"""Topics: making, listing, changing and deleting them, and the template for those made by themselves."""
+"""Requests about topics: make, list, change and delete them, and the template for those made by the first send."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TopicState(Answer, frozen=True, array_like=True):
     lanes: list[LaneState]
     groups: list[str]
     delayed: int = 0
-    """Messages that wait for their time."""
+    """Delayed messages."""
 
 
 class CreateTopic(Request, frozen=True, array_like=True):
@@ -73,7 +73,7 @@ class DeleteTopic(Request, frozen=True, array_like=True):
 
 
 class PutTopic(Request, frozen=True, array_like=True):
-    """Change the settings of a topic, or with `template` those that topics made by themselves take over. Answered by
+    """Change the settings of a topic, or with `template` those of topics that are made by their first send. Answered by
     `Done`."""
 
     kind = 50
@@ -82,7 +82,7 @@ class PutTopic(Request, frozen=True, array_like=True):
 
 
 class Template(Request, frozen=True, array_like=True):
-    """What are the settings that topics made by themselves take over?"""
+    """The settings of topics that are made by their first send."""
 
     kind = 51
 
@@ -93,7 +93,7 @@ class Templated(Answer, frozen=True, array_like=True):
 
 
 class ShardCount(Request, frozen=True, array_like=True):
-    """How many shards a topic has: 0 for a shared one, or one that this broker does not have."""
+    """The number of shards of a topic: 0 for a shared one, or one that this broker does not have."""
 
     kind = 40
     topic: Name
@@ -103,11 +103,11 @@ class Sharded(Answer, frozen=True, array_like=True):
     kind = 168
     shards: int
     known: bool = True
-    """Whether this broker has the topic. Of those that keep their own messages, another one may have it."""
+    """Whether this broker has the topic. Of brokers that keep their own messages, another one may have it."""
 
 
 class Purge(Request, frozen=True, array_like=True):
-    """Drop all messages of a topic. Its groups go on with what comes then. A dry run only says what it would mean."""
+    """Drop all messages of a topic. Its groups continue with later ones. A dry run only returns the effect."""
 
     kind = 43
     topic: Name
@@ -115,7 +115,7 @@ class Purge(Request, frozen=True, array_like=True):
 
 
 class Purged(Answer, frozen=True, array_like=True):
-    """What was dropped; and by group, how many messages it will not get."""
+    """The dropped messages; and by group, how many messages it will not get."""
 
     kind = 171
     messages: int

@@ -1,7 +1,7 @@
-"""Requests and answers of prepared transactions, as `messages` holds all the others.
+"""Requests and answers of prepared transactions.
 
-A broker never speaks first: to be asked what became of a transaction, a producer asks for it (`AwaitChecks`), and is
-answered when there is something to ask.
+A broker never speaks first: a producer waits for checks of its transactions (`AwaitChecks`), and is answered when there
+is one.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _Durability = Annotated[int, msgspec.Meta(ge=-1, le=2)]
 
 
 class Prepare(Request, frozen=True, array_like=True):
-    """Keep frames, which follow as attachments, without showing them to anyone until the transaction is decided."""
+    """Store frames, which follow as attachments, hidden until the transaction is decided."""
 
     kind = 30
     transaction: _Id
     """Chosen by the client; the same one again is the same transaction."""
     producer_group: _Name
     name: _Text
-    """The sender's own reference, by which it can tell what became of the transaction."""
+    """The sender's own reference, by which it finds the outcome of the transaction."""
     frames: Annotated[list[FrameHead], msgspec.Meta(min_length=1, max_length=1_000)]
     check_after_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0
-    """Ask after it when nothing was heard for this long; 0 is the broker's setting."""
+    """The time without a decision after which it is checked; 0 is the broker's setting."""
     durability: _Durability = -1
 
 
@@ -54,7 +54,7 @@ class Prepared(Answer, frozen=True, array_like=True):
 
 
 class Decide(Request, frozen=True, array_like=True):
-    """Commit or roll back a prepared transaction. To say the same again changes nothing; to say the other is a
+    """Commit or roll back a prepared transaction. The same decision again changes nothing; the other one is a
     `conflict`."""
 
     kind = 31
@@ -75,7 +75,7 @@ class Decided(Answer, frozen=True, array_like=True):
 
 
 class AwaitChecks(Request, frozen=True, array_like=True):
-    """Wait until a transaction of this producer group must be asked after; one at a time on a connection."""
+    """Wait until a transaction of this producer group is to be checked; one at a time on a connection."""
 
     kind = 32
     producer_group: _Name
@@ -83,20 +83,20 @@ class AwaitChecks(Request, frozen=True, array_like=True):
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True):
-    """What became of this transaction? Answer with `Decide`, or not at all if it cannot be told yet."""
+    """A check of a transaction. Answer with `Decide`, or not at all if its outcome is not known yet."""
 
     transaction: str
     name: str
     producer_group: str
     prepared_at_us: int
     attempt: int
-    """How often it was asked after, this time included."""
+    """The number of this check, from 1 on."""
     messages: int
     topics: list[str]
 
 
 class Checks(Answer, frozen=True, array_like=True):
-    """Nothing, if nothing had to be asked in time."""
+    """Empty if there was none in time."""
 
     kind = 160
     checks: list[Check]
@@ -105,7 +105,7 @@ class Checks(Answer, frozen=True, array_like=True):
 class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     transaction: str
     state: str
-    """prepared, parked (it was asked after in vain), committed or rolled back."""
+    """prepared, parked (checked in vain), committed or rolled back."""
     producer_group: str
     name: str
     token: str
@@ -120,7 +120,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListTransactions(Request, frozen=True, array_like=True):
-    """The transactions that wait to be decided, the oldest first; or a single one, decided or not."""
+    """Undecided transactions, the oldest first; or a single one, decided or not."""
 
     kind = 33
     transaction: Annotated[str, msgspec.Meta(max_length=50)] = ""
@@ -133,7 +133,7 @@ class Transactions(Answer, frozen=True, array_like=True):
     kind = 161
     transactions: list[TransactionState]
     total: int
-    """How many wait to be decided in all."""
+    """Undecided transactions in all."""
 
 
 class Resolve(Request, frozen=True, array_like=True):

@@ -1,12 +1,14 @@
-"""Versions of the protocol: what came with which, and how things are said to a peer that speaks one before.
+"""Versions of the protocol: requests, fields and values by version, and encoding for older peers.
 
-`Hello` names the versions that a client speaks, `Welcome` the highest that both do. To a peer of an older one a message
-goes without what that does not know. What is lost by this is of two kinds. A *hint* makes things better, and a peer
-that does not know it does without: it is left out. What a request *means* is never left out: the request fails where it
-was made, with `Unsupported`, which says what cannot be done, by whom, and from which version on it can.
+`Hello` names the versions that a client speaks, `Welcome` the highest that both do. A message to an older peer is sent
+without newer fields. They are of two kinds. A *hint* makes things better, and a peer that does not know it does
+without: it is left out. What a request *means* is never left out: the request fails where it was made, with
+`Unsupported`, whose text names the feature, the peer, and the version from which on it can.
 
-Whoever adds a request, a field, or a value of a field to the wire, or makes one longer, adds it here;
-`tests/protocol/version-1.txt`, `limits-1.txt` and their like list what each released version has, and a test compares.
+A request or an answer says with which version it came (`newer`). Whoever adds a field to one, or a value of a field, or
+makes one longer, adds it here;
+`tests/unit/protocol/version-1.txt`, `limits-1.txt` and their like list what each released version has, and a test
+compares.
 Errors that are new say in `errors.py` what older peers take them for.
 """
 
@@ -21,45 +23,27 @@ from msgspec.structs import FieldInfo, astuple, fields
 
 from towline.alarms.rule import AlarmRule
 from towline.errors import Unsupported
-from towline.protocol import access, backup, cluster, groups, publications
+from towline.protocol import access, cluster, groups, publications
 from towline.protocol import messages as m
+from towline.protocol.base import Newer
 from towline.version import __version__
 
 __all__ = [
     "FIELDS",
-    "KINDS",
     "LONGER",
     "RELEASED",
     "VALUES",
     "Longer",
-    "Newer",
     "in_words_of",
     "show_version",
     "structs_in",
 ]
 
 RELEASED: Final = {1: "0.1.0"}
-"""The first version of Towline with each version of the protocol. Those that are not here may be added to."""
+"""The first version of Towline with each version of the protocol. The contents of those that are not here may grow."""
 
 
-class Newer(NamedTuple):
-    """Something that came with a version, and what it is for, to finish "… cannot": empty for a hint."""
-
-    since: int
-    what: str = ""
-
-
-_BACKUP: Final = "be backed up while it runs"
 _EPOCHS: Final = "compare the contents of a sink's epochs"
-
-KINDS: Final[dict[type[msgspec.Struct], Newer]] = {
-    backup.BeginBackup: Newer(2, _BACKUP),
-    backup.BackupBegun: Newer(2),
-    backup.HoldBackup: Newer(2, _BACKUP),
-    backup.BackupHeld: Newer(2),
-    m.Held: Newer(2),
-}
-"""Requests and answers."""
 
 FIELDS: Final[dict[type[msgspec.Struct], dict[str, Newer]]] = {
     m.Hello: {"caller": Newer(2)},
@@ -104,21 +88,21 @@ VALUES: Final[dict[type[msgspec.Struct], dict[str, dict[str, Newer]]]] = {
         }
     }
 }
-"""Of fields that have one of several. A thing with one that a peer does not know is left out of lists that it is
+"""Of fields with one of several values. An item with a value that a peer does not know is left out of lists that it is
 sent."""
 
 
 def show_version(version: int) -> str:
-    """For people, with the version of Towline that it came with; what is not released comes with this one."""
+    """For people, with the version of Towline that it came with; an unreleased one comes with this one."""
     return f"version {version} of the protocol (Towline {RELEASED.get(version, __version__)})"
 
 
 def in_words_of(version: int, message: m.Request | m.Answer) -> Any:
-    """A message as a peer of this version knows it, to be encoded. Raises `Unsupported` where a request would not mean
-    the same any more; its message begins with "cannot"."""
+    """A message in the form that a peer of this version knows, to be encoded. Raises `Unsupported` where a request
+    would not mean the same any more; its message begins with "cannot"."""
     is_request = isinstance(message, m.Request)
     if is_request:
-        _refuse(KINDS.get(type(message)), version)
+        _refuse(message.newer, version)
     return _older(message, version, is_request)
 
 
@@ -128,13 +112,13 @@ def _refuse(newer: Newer | None, version: int) -> None:
 
 
 class _Plan(NamedTuple):
-    """What a peer of some version knows of a struct."""
+    """The fields of a struct that a peer of some version knows."""
 
     known: tuple[str, ...]
     deep: frozenset[str]
-    """Those of them in which there is something that it does not know."""
+    """Those of them with contents that it does not know."""
     newer: tuple[tuple[str, Newer, Any], ...]
-    """Those that it does not know, with their defaults."""
+    """Fields that it does not know, with their defaults."""
     values: dict[str, dict[str, Newer]]
     longer: dict[str, Longer]
     array: bool
@@ -167,7 +151,7 @@ def _older(value: Any, version: int, is_request: bool) -> Any:
 
 
 def _is_known(value: Any, version: int) -> bool:
-    """Whether a peer can make sense of one thing in a list."""
+    """Whether a peer knows all values of an item of a list."""
     plan = _plan_of(value, version)
     return plan is None or not any(getattr(value, name) in words for name, words in plan.values.items())
 

@@ -33,7 +33,7 @@ __all__ = ["BatchReader", "FilteringReader", "RangePartition", "read_partition"]
 
 @dataclass
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of one task."""
 
     value: Range
 
@@ -52,8 +52,8 @@ def read_partition(options: ReadOptions, columns: pa.Schema, partition: InputPar
 
 @cache
 def _set_aside() -> None:
-    """Spark collects garbage after every task of a worker. Going through all that is imported takes 50 ms, as long as
-    half a million rows: so it is gone through once, and then left alone."""
+    """Spark collects garbage after every task of a worker. Going through all imported objects takes 50 ms, as long as
+    half a million rows: so it is done once, and then they are left alone."""
     gc.collect()
     gc.freeze()
 
@@ -66,9 +66,9 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options, given = self._options, self._given
         with short_errors(), open_place(options.door) as place:
-            # What was named by hand: a filter of the query may well fit nothing.
+            # Streams that were named by hand: a filter of the query may well fit nothing.
             check_chosen(given.selection, given.begin, given.stop, place)
-            # Cores of this machine: how many the session has, a source is not told.
+            # Cores of this machine: a source does not get those of the session.
             ranges = plan(
                 place, options.selection, options.begin, options.stop, rows=options.rows, cores=os.cpu_count() or 1
             )
@@ -79,7 +79,7 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """Narrows what is read by the query's filters. Spark evaluates them all the same: nothing depends on this."""
+    """Narrows the ranges by the query's filters. Spark evaluates them all the same: nothing depends on this."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for each in filters:

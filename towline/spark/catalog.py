@@ -1,5 +1,5 @@
-"""Topics and groups of a folder, as a broker that starts on it would find them: the documents, then what has changed
-since they were written. A broker may be at work on it."""
+"""Topics and groups of a folder, as a broker would recover them: the documents, then the changes since they were
+written. A broker may be at work on it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from towline.delivery.catalog_changes import (
 )
 from towline.format import decode_document, not_understood
 from towline.frame import Frame
+from towline.model import GROUPS_FILE, TOPICS_FILE
 from towline.store.log.offline.streams import Lost, OfflineStreams, read_range
 from towline.store.log.write.disk import reading
 
@@ -55,7 +56,7 @@ class FolderCatalog:
 
     def topics(self) -> dict[str, int]:
         """All topics, and their shards."""
-        document = self._document("topics.json", _Topics)
+        document = self._document(TOPICS_FILE, _Topics)
         found = {one.name: one.shards for one in document.topics}
         for change in self._changes(TOPIC_CHANGES, document.position):
             if isinstance(change, TopicPut):
@@ -66,7 +67,7 @@ class FolderCatalog:
 
     def groups(self) -> dict[str, set[str]]:
         """The names of all groups, by topic."""
-        document = self._document("subscriptionGroup.json", _Groups)
+        document = self._document(GROUPS_FILE, _Groups)
         found: dict[str, set[str]] = {}
         for one in document.groups:
             found.setdefault(one.topic, set()).add(one.name)
@@ -79,7 +80,7 @@ class FolderCatalog:
 
     def _changes(self, stream: str, position: int | None) -> list[CatalogChange]:
         if position is None:
-            return []  # a version before has written the document: it has all there is
+            return []  # a version before has written the document: it is complete
         outside = OfflineStreams(self._path, lambda name: name == stream)
         seen = outside.look().get(stream)
         found: list[CatalogChange] = []

@@ -72,7 +72,7 @@ class TowlineSource(DataSource):
 
 
 def columns_of(schema: StructType, options: ReadOptions) -> pa.Schema:
-    """The columns that are asked for, as Spark wants them in Arrow; an error names the first that cannot be given."""
+    """The requested columns as an Arrow schema for Spark; an error names the first that does not exist."""
     kind = options.selection.kind
     full = SCHEMAS[kind]
     wanted: pa.Schema = to_arrow_schema(schema, timezone="UTC")
@@ -86,7 +86,7 @@ def columns_of(schema: StructType, options: ReadOptions) -> pa.Schema:
             right = from_arrow_schema(pa.schema([full.field(field.name)])).simpleString()
             raise BadRequest(f"schema: a column is {given[7:-1]}, but must be {right[7:-1]}")
         if not field.nullable and (kind != "messages" or field.name not in NEVER_NULL):
-            # Spark would not look whether it is, and take it for an empty one.
+            # Spark would not check it, and take it for an empty one.
             raise BadRequest(f"schema: the column {field.name} may be null: leave NOT NULL out")
     return wanted
 

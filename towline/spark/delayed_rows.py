@@ -1,4 +1,4 @@
-"""Delayed messages as rows: what a schedule holds now. A broker is asked; of a folder, its streams are read."""
+"""Delayed messages as rows: the present schedule. A broker is asked; of a folder, its streams are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from towline.delivery.schedule.wheel import Place
 from towline.errors import StoreDamaged
 from towline.format import decode_document, not_understood
 from towline.frame import Frame
-from towline.model import DELAY, lane_name, message_id
+from towline.model import DELAY, DELAY_STREAMS, SCHEDULE_FILE, SCHEDULE_MARKS, lane_name, message_id
 from towline.spark.arrow.from_frames import TIME
 from towline.store.log.offline.streams import Chunk, OfflineStreams, Seen, read_range
 from towline.store.log.write.disk import reading
@@ -39,13 +39,11 @@ SCHEDULE: Final = pa.schema(
 )
 """By `id` a message is cancelled or rescheduled; its body is in its topic once it is due."""
 
-MARKS: Final = "delay/marks"
-OFFSETS: Final = "delayOffset.json"
 LOOKS_MAX: Final = 10
 
 
 class Delayed(NamedTuple):
-    """A message that waits."""
+    """A delayed message."""
 
     lane: str
     id: str
@@ -80,14 +78,14 @@ def schedule_batches(
 
 
 class FolderSchedule:
-    """The schedule of a folder, as a broker that starts on it would find it: its last snapshot, then what its streams
-    hold behind that. A broker may be at work on it."""
+    """The schedule of a folder, as a broker would recover it: its last snapshot, then the later records of its streams.
+    A broker may be at work on it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         for _ in range(LOOKS_MAX):
             snapshot = self._snapshot()
-            self._streams = dict(OfflineStreams(path, lambda name: name.startswith("delay/")).look())
+            self._streams = dict(OfflineStreams(path, lambda name: name.startswith(DELAY_STREAMS)).look())
             self._schedule = Schedule()
             self._recover(snapshot)
             if snapshot == self._snapshot():
@@ -95,11 +93,11 @@ class FolderSchedule:
         raise StoreDamaged(f"{path}: the schedule changes faster than it can be read: ask the broker (url)")
 
     def counts(self) -> dict[str, int]:
-        """How many messages of each topic wait; about, where a broker is at work."""
+        """Delayed messages by topic; about, where a broker is at work."""
         return dict(self._schedule.counts)
 
     def waiting(self, topic: str, shards: int = 0) -> Iterator[list[Delayed]]:
-        """The delayed messages of a topic, by where they lie: roughly the soonest first."""
+        """The delayed messages of a topic, slot by slot: roughly the soonest first."""
         for slot in sorted(self._schedule.slots.values(), key=lambda slot: slot.place.begin_us):
             seen = self._streams.get(slot.place.stream)
             if seen is None:
@@ -128,7 +126,7 @@ class FolderSchedule:
     def _snapshot(self) -> ScheduleSnapshot | None:
         """The snapshot; if it is damaged or missing, the one before it, as a broker does."""
         damaged: Exception | None = None
-        for path in (self._path / "config" / OFFSETS, self._path / "config" / f"{OFFSETS}.bak"):
+        for path in (self._path / "config" / SCHEDULE_FILE, self._path / "config" / f"{SCHEDULE_FILE}.bak"):
             try:
                 with reading(path):
                     document = path.read_bytes()
@@ -138,24 +136,24 @@ class FolderSchedule:
             except msgspec.MsgspecError as error:
                 damaged = error
         if damaged is not None:
-            raise StoreDamaged(f"{self._path / 'config' / OFFSETS} cannot be read, nor its .bak: {damaged}")
+            raise StoreDamaged(f"{self._path / 'config' / SCHEDULE_FILE} cannot be read, nor its .bak: {damaged}")
         return None
 
     def _recover(self, snapshot: ScheduleSnapshot | None) -> None:
-        """Parcels before marks, as a broker does it."""
+        """Records before marks, as a broker does it."""
         schedule = self._schedule
         if snapshot is not None:
             schedule.restore(snapshot)
         for name, seen in self._streams.items():
-            if name != MARKS:
+            if name != SCHEDULE_MARKS:
                 level, at = int(name.split("/")[1]), 0 if snapshot is None else snapshot.ends.get(name, 0)
                 for seq, record in self._records(seen, at, seen.end):
                     parcel = _understood(name, decode_parcel, record)
                     schedule.register(Place(level, parcel.number), seq, parcel, 0)
-        marks = self._streams.get(MARKS)
+        marks = self._streams.get(SCHEDULE_MARKS)
         if marks is not None:
             for _, record in self._records(marks, 0 if snapshot is None else snapshot.position, marks.end):
-                schedule.apply(_understood(MARKS, decode_schedule_event, record))
+                schedule.apply(_understood(SCHEDULE_MARKS, decode_schedule_event, record))
         for slot in schedule.slots.values():
             slot_stream = self._streams.get(slot.place.stream)
             slot.next = max(slot.next, slot_stream.first if slot_stream is not None else slot.end)

@@ -24,9 +24,9 @@ READ_OPTIONS: Final = (
 )
 WRITE_OPTIONS: Final = (*_DOOR, "topic", "priority", "mode", "txnId", "rerun", "durability", "compress", "frameRows")
 DAY_US: Final = 86_400 * 1_000_000
-"""So far at most the clocks of a driver and of a broker may be apart."""
+"""The clocks of a driver and of a broker may be apart by this much."""
 _SPARKS: Final = {"checkpointlocation", "queryname", "outputmode", "provider", "__partition_columns"}
-"""What Spark itself hands over among the options."""
+"""Options that Spark itself adds."""
 
 
 class ReadOptions(NamedTuple):
@@ -36,7 +36,7 @@ class ReadOptions(NamedTuple):
     stop: Position
     key: str | None
     rows: int
-    """Of a range at most; 0 is as it suits."""
+    """The rows of a range at most; 0 is automatic."""
     batch_rows: int
     skip_damaged: bool
     fail_on_data_loss: bool
@@ -49,7 +49,7 @@ class ReadOptions(NamedTuple):
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, batch: bool = False, streaming: bool = False) -> ReadOptions:
-        """For a batch, for a stream, or before it is known for what."""
+        """For a batch, for a stream, or before it is known for which."""
         options = _Given(given, READ_OPTIONS)
         door = options.door()
         selection = Selection.parse(
@@ -88,7 +88,7 @@ class ReadOptions(NamedTuple):
 
 
 def _check_bounds(begin: Position, stop: Position, *, batch: bool) -> None:
-    """Bounds between which there can be nothing."""
+    """Refuse bounds between which there can be nothing."""
     if batch and begin.what == "latest":
         raise BadRequest("option from=latest: nothing comes behind the latest message; use it with a stream")
     if batch and stop.what == "earliest":

@@ -1,4 +1,4 @@
-"""A plan: which records of which streams are to be read, cut into ranges for tasks. Plain data: it travels as JSON."""
+"""A plan: streams cut into ranges for tasks. Plain data: it travels as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MAX_RANGES: Final = 1_000_000
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One stream, as it was found."""
+    """One stream, as of the survey."""
 
     stream: str
     topic: str
@@ -67,18 +67,18 @@ class Lane(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """How people and offsets name it: `orders/middle`; in a cluster, `orders/middle@ID` of its broker."""
+        """Its name for people and in offsets: `orders/middle`; in a cluster, `orders/middle@ID` of its broker."""
         return f"{self.plain}@{self.node}" if self.node else self.plain
 
     @property
     def key(self) -> str:
-        """Its stream, unmistakably."""
+        """The name of its stream, unique over all brokers."""
         return f"{self.stream}@{self.node}" if self.node else self.stream
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Records `first` to `end` of a stream: what one task reads. `segment` and `position` say where the first one is in
-    a folder, if that is known."""
+    """Records `first` to `end` of a stream: the range of one task. `segment` and `position` are the place of the first
+    one in a folder, if that is known."""
 
     stream: str
     topic: str
@@ -102,7 +102,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Position(NamedTuple):
-    """Where to begin or to end: an end of the stream, a time, a number, or numbers by lane."""
+    """The begin or end of a range: an end of the stream, a time, a number, or numbers by lane."""
 
     what: Literal["earliest", "latest", "time", "seq", "lanes"]
     number: int = 0
@@ -114,7 +114,8 @@ LATEST: Final = Position("latest")
 
 
 class Selection(NamedTuple):
-    """Which streams: of topics by name or by prefix (`orders.*`), lanes and groups by name; empty is all of them."""
+    """The chosen streams: of topics by name or by prefix (`orders.*`), lanes and groups by name; empty is all of
+    them."""
 
     topics: tuple[str, ...]
     kind: Kind = "messages"
@@ -147,7 +148,7 @@ class Selection(NamedTuple):
         return tuple(name for name in self.topics if not name.endswith("*"))
 
     def prefixes(self) -> list[str]:
-        """Beginnings of stream names that cover all that is wanted."""
+        """Prefixes of stream names that cover the selection."""
         kind = _PREFIXES[self.kind]
         return [f"{kind}/{name[:-1]}" if name.endswith("*") else f"{kind}/{name}/" for name in self.topics]
 
@@ -172,7 +173,7 @@ class Selection(NamedTuple):
 
 
 class Catalogued(NamedTuple):
-    """What there is of a topic, with or without messages."""
+    """A topic of a catalog, with or without messages."""
 
     shards: int
     groups: frozenset[str]
@@ -182,16 +183,16 @@ class Catalogued(NamedTuple):
 
 
 class Survey(Protocol):
-    """What a plan must know of the place that is read: a broker or a folder."""
+    """A place to read as a plan sees it: a broker or a folder."""
 
     def lanes(self, selection: Selection) -> list[Lane]:
-        """The streams that are there now, in the order of their names. `NotFound` if a topic named exactly is not."""
+        """The present streams, in the order of their names. `NotFound` if a topic named exactly does not exist."""
 
     def locate(self, lane: Lane, time_us: int) -> int:
         """The first record appended at this time or later; the end if there is none."""
 
     def where(self, lane: Lane, seq: int) -> Where:
-        """Where a record lies, if the place knows."""
+        """The place of a record, if it is known."""
 
     def catalogue(self) -> Mapping[str, Catalogued]:
         """All topics."""
@@ -211,8 +212,8 @@ def plan(
     rows: int = 0,
     cores: int = 1,
 ) -> list[Range]:
-    """Ranges that cover what is there between `begin` and `stop`: of at most `rows` records, or, if that is 0, as they
-    suit so many `cores`."""
+    """Ranges that cover the records between `begin` and `stop`: of at most `rows` records, or, if that is 0, fitting so
+    many `cores`."""
     spans = [(lane, resolve(place, lane, begin), resolve(place, lane, stop)) for lane in place.lanes(selection)]
     if selection.kind == "schedule":  # it is no stream: it is read page by page, as it is by then
         rows = max((lane.end for lane, _, _ in spans), default=0) or 1
@@ -224,7 +225,7 @@ def plan(
 
 
 def _fitting(lane: Lane, total: int, cores: int) -> int:
-    """As few ranges as may be, so that all cores have as much to do, to the end."""
+    """As few ranges as possible, so that all cores have as much to do, to the end."""
     rounds = -(-total // (MOST_ROWS * cores)) or 1
     rows = max(-(-total // (rounds * cores)), FEWEST_ROWS)
     mean_bytes = lane.size_bytes // max(lane.end - lane.first, 1)
@@ -318,8 +319,8 @@ def check_chosen(
     *,
     streaming: bool = False,
 ) -> None:
-    """What is named and is not there is an error: it would choose nothing, or everything. A stream may wait for topics
-    to come."""
+    """A name that does not exist is an error: it would choose nothing, or everything. A stream may wait for topics to
+    come."""
     named = {"from": dict(begin.lanes), "to": dict(stop.lanes)}
     prefixes = [name for name in selection.topics if name.endswith("*") and name != "*" and not streaming]
     if not (prefixes or selection.lanes or selection.groups or any(named.values()) or begin.what == "seq"):

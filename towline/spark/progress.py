@@ -1,4 +1,4 @@
-"""Telling a broker how far a query has come, so that its lag shows beside that of other groups."""
+"""The progress of a query, reported to a broker, so that its lag shows beside that of other groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading: the record batches of one range of a place, which is a broker, a cluster or a folder."""
+"""Reading the record batches of one range of a place: a broker, a cluster or a folder."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ GONE: Final = "it is not kept any more"
 
 
 class Wants(NamedTuple):
-    """What is wanted of a range: which columns (None is all), messages with which key, and what to do about damage."""
+    """The options of a read: columns (None is all), messages with which key, and what to do about damage."""
 
     columns: Any = None
     """An Arrow schema, or names."""
     key: str | None = None
     skip_damaged: bool = False
     skip_gone: bool = False
-    """Pass over what retention has dropped since the plan was made."""
+    """Skip records that retention has dropped since the plan was made."""
     batch_rows: int = BATCH_ROWS
     group: str = ""
-    """Whose attempts the column `attempt` tells, if there is one."""
+    """The group of the column `attempt`, if there is one."""
     remedy: str = ""
-    """How to go on without what cannot be read, for errors; if it is not an option of the source."""
+    """How to continue without unreadable records, for errors; if it is not an option of the source."""
 
 
 ALL: Final = Wants()
@@ -70,8 +70,8 @@ def read_batches(
     wants: Wants = ALL,
     on_skip: Callable[[str, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range as batches of the columns that are wanted. What cannot be read is an error, unless it is
-    to be skipped: then `on_skip` is told why, and how many it were."""
+    """The records of a range as batches of the wanted columns. An unreadable record is an error, unless it is to be
+    skipped: then `on_skip` is called with the reason, and the number of records."""
     kind = _KINDS[span.stream.partition("/")[0]]
     schema = wants.columns if isinstance(wants.columns, pa.Schema) else chosen(SCHEMAS[kind], wants.columns)
     if kind == "schedule":
@@ -116,7 +116,7 @@ class _Build:
             self._attempts = Attempts(place, span, wants.group)
 
     def is_wanted(self, piece: Records) -> bool:
-        """Whether a message with the key is in this frame; most frames can be passed over."""
+        """Whether a message with the key is in this frame; most frames can be skipped."""
         if self._key is None:
             return True
         found = find_key(Frame(piece.frame), self._key.encode(), piece.start, piece.start + piece.count)

@@ -10,7 +10,7 @@ __all__ = ["short_errors"]
 
 
 class short_errors:  # noqa: N801 it is used as a word of a sentence
-    """Spark prints whole tracebacks of Python errors, of which ours is the longest part and tells users nothing."""
+    """Spark prints whole tracebacks of Python errors, of which ours is the longest part and useless to users."""
 
     def __enter__(self) -> None:
         pass

@@ -29,6 +29,7 @@ from towline.client._sync.client import Client
 from towline.client.bulk.nodes import is_shared, node_of, nodes_of
 from towline.client.bulk.publish import Addressed, Publisher
 from towline.client.cluster.brokers import DEDUP, rendezvous
+from towline.client.requests import HEAD_ROOM
 from towline.errors import Conflict, Unavailable
 
 __all__ = ["Records", "SinkRouting", "members_of", "publish", "unstage"]
@@ -36,21 +37,20 @@ __all__ = ["Records", "SinkRouting", "members_of", "publish", "unstage"]
 REQUEST_BYTES: Final = 8 << 20
 """Frames are staged and sent about so much at a time."""
 WAITING_BYTES: Final = 4 * REQUEST_BYTES
-"""So much waits at most, for all brokers and topics together."""
+"""Bytes that wait at most, for all brokers and topics together."""
 FRAMES_MAX: Final = 500
-HEAD_ROOM: Final = 64 << 10
 
 Kind = Literal["seat", "home", "topic"]
 
 
 class Key(NamedTuple):
-    """Of an outlet: the seat of a sink, the home of shards and dedup ids, or whoever serves a topic."""
+    """The key of an outlet: the seat of a sink, the home of shards and dedup ids, or the owner of a topic."""
 
     kind: Kind
     name: str
     """A broker's id (empty where there is one broker only), or the topic."""
     instead: str = ""
-    """Stands for the homes that were forgotten, and in whose place this one is."""
+    """The names of the forgotten homes whose place this one takes."""
 
     def sink(self, name: str) -> str:
         """Each has epochs of its own."""
@@ -60,7 +60,7 @@ class Key(NamedTuple):
 
 
 class Records(msgspec.Struct, frozen=True):
-    """What one task has staged at one outlet, in order."""
+    """The records that one task has staged at one outlet, in order."""
 
     kind: Kind
     name: str
@@ -83,7 +83,7 @@ class _Outlet:
 
 
 class SinkRouting:
-    """One task's way out: frames are staged, or with `direct` sent at once."""
+    """The routing of one task: frames are staged, or with `direct` sent at once."""
 
     def __init__(  # noqa: PLR0917 all of it says where
         self,
@@ -99,9 +99,9 @@ class SinkRouting:
         seat_of: str = "",
         request_bytes: int = REQUEST_BYTES,
     ) -> None:
-        """`members` are the brokers that are there, as the driver sees them. A sink that has a `topic` is another one
-        than that of the same name with another topic. `spread` are the brokers of the epoch, and `seat_of` says whose
-        seat is its own, if that was decided before."""
+        """`members` are the present brokers, as the driver knows them. A sink that has a `topic` is another one than
+        that of the same name with another topic. `spread` are the brokers of the epoch, and `seat_of` names the sink
+        whose seat is its own, if that was decided before."""
         self._client, self._durability, self._epoch = client, durability, epoch
         self._direct = direct
         self._shared = is_shared(client)
@@ -131,7 +131,7 @@ class SinkRouting:
         if self._shared or self._client._cluster is None:
             return self._asking.shards(topic)
         if topic not in self._counts:
-            # The broker at hand may not have heard of a topic that others have.
+            # The broker at hand may not know a topic that others have.
             self._counts[topic] = self._client._count_shards(topic)
         return self._counts[topic]
 
@@ -150,7 +150,8 @@ class SinkRouting:
         return max(publisher.sink(name).epoch for name in {self.sink, self._plain})
 
     def _find_spread(self) -> list[str]:
-        """Those of an attempt that was published in part; else the members. A broker that is away is not asked."""
+        """The brokers of an attempt that was published in part; else the members. A broker that is away is not
+        asked."""
         if self._client._cluster is not None:
             for node in nodes_of(self._client):
                 key = Key("home", node.id)
@@ -190,7 +191,7 @@ class SinkRouting:
         return Key("home", *self._next_in_line(f"{frame.topic}/{frame.lane if frame.shards else DEDUP}"))
 
     def _next_in_line(self, what: str) -> tuple[str, str]:
-        """The broker that something belongs to, and the name of those that were before it in line and are forgotten."""
+        """The broker that a key belongs to, and the names of those that were before it in line and are forgotten."""
         line, gone = list(self.spread), []
         while (home := rendezvous(what, line)) not in self._members and len(line) > 1:
             assert home is not None, "there are several"
@@ -200,7 +201,7 @@ class SinkRouting:
         return home, blake2b("|".join(gone).encode(), digest_size=8).hexdigest() if gone else ""
 
     def add(self, frame: Addressed, *, dedup: bool = False) -> None:
-        """Maybe later, together with others. `dedup`: rows of its topic have dedup ids."""
+        """Add rows; they may be sent later, together with others. `dedup`: rows of its topic have dedup ids."""
         outlet = self._outlet(self._key(frame, dedup))
         if outlet.done:
             return
@@ -224,8 +225,8 @@ class SinkRouting:
             self._flush(outlet)
 
     def settle(self) -> list[Records]:
-        """Wait until all of it is durable. What was staged where, also if that is nothing; the seat is always named,
-        and last."""
+        """Wait until all of it is durable. Returns the records staged at each outlet, also if there are none; the seat
+        is always named, and last."""
         self.flush()
         for outlet in self._outlets.values():
             outlet.publisher.settle()
@@ -243,8 +244,8 @@ def publish(  # noqa: PLR0917 all of it is the epoch
     digest: bytes = b"",
     spread: Sequence[str] = (),
 ) -> None:
-    """Publish what all tasks have staged, in their order, as one epoch. What was published of it before must have the
-    same digest."""
+    """Publish the records that all tasks have staged, in their order, as one epoch. A part that was published before
+    must have the same digest."""
     for key, records in _joined(staged):
         _publisher(client, durability, key).publish(key.sink(sink), epoch, records, digest, spread)
 

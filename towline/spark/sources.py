@@ -1,4 +1,4 @@
-"""Places that can be read: a broker, or all brokers of a cluster, over the network; and the folder of a log store."""
+"""Sources: a broker, or all brokers of a cluster, over the network; and the folder of a log store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = 10_000
 
 
 class ReadSource(NamedTuple):
-    """Where to read and how to get in: a broker's `url` or a store's `path`. The secret is shown nowhere."""
+    """The place to read and its credentials: a broker's `url` or a store's `path`. The secret is shown nowhere."""
 
     url: str = ""
     path: str = ""
@@ -84,7 +84,7 @@ class BrokerSource:
 
     def lanes(self, selection: Selection, *, absent: bool = False) -> list[Lane]:
         """The streams of all brokers. One that cannot be reached is an error, unless it may be `absent`: then those of
-        others are given, and it is warned of."""
+        others are returned, with a warning."""
         lanes: list[Lane] = []
         for node in nodes_of(self._client, self._wanted):
             try:
@@ -131,7 +131,7 @@ class BrokerSource:
         return {one.config.name: Catalogued(one.config.shards, frozenset(one.groups)) for one in self._client.topics()}
 
     def _prefixes(self, selection: Selection) -> list[str]:
-        """Where brokers share a store, whom to ask is known by the topic: so every topic is asked for."""
+        """Where brokers share a store, the topic determines the broker: so every topic is asked for."""
         if not is_shared(self._client) or len(selection.exact) == len(selection.topics):
             return selection.prefixes()
         known = [one.config.name for one in self._client.topics()]
@@ -154,7 +154,7 @@ class BrokerSource:
         return self._reader(span.node).scan(span.stream, span.first, span.end)
 
     def waiting(self, span: Range) -> Iterator[list[Delayed]]:
-        """Delayed messages of a topic, page by page. What becomes due meanwhile may or may not be among them."""
+        """Delayed messages of a topic, page by page. Those that become due meanwhile may or may not be among them."""
         link = node_of(self._client, span.node).link
         last: DelayedEntry | None = None
         while page := link.run(delayed(span.topic, last, PAGE)):
@@ -176,7 +176,7 @@ class FolderSource:
 
     @property
     def writer(self) -> str:
-        """The version of Towline that has written there last, if that is known."""
+        """The version of Towline that wrote to it last, if that is known."""
         return writer_of(self._path)
 
     def close(self) -> None:
@@ -243,9 +243,9 @@ def open_place(door: ReadSource) -> Iterator[BrokerSource | FolderSource]:
 
 
 def why_gap(place: BrokerSource | FolderSource, lane: Lane) -> str:
-    """What is before a pull log, or before the dead letters of a consumer without a group, though it need not have been
-    dropped: a group that is made anew counts on behind all that were forgotten (`store/spi.py`). Empty if retention
-    dropped it. A pull log says itself that it begins; dead letters do not."""
+    """Why there is a gap before a pull log, or before the dead letters of a consumer without a group, though it need
+    not have been dropped: a group that is made anew counts on behind all that were forgotten (`store/spi.py`). Empty if
+    retention dropped it. A pull log says itself that it begins; dead letters do not."""
     kind = lane.stream.partition("/")[0]
     if kind == "dead" and lane.group.startswith(PRIVATE):
         return "retention dropped it, or the consumer was made anew, and counts on from there"

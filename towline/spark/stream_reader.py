@@ -108,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if lane is None:
                     self._lost(f"{name} is gone: {stop - begin} messages from {begin} on were not read yet")
                     continue
-                # Not by where retention is now: a batch that is read again must have the same ranges.
+                # Not by the present retention: a batch that is read again must have the same ranges.
                 begin = max(begin, lane.first) if name not in start else begin
                 ranges += cut(lane, begin, stop, rows, place.where)
             return [RangePartition(each) for each in ranges]
@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self._options, self._columns, partition)
 
     def commit(self, end: Offset) -> None:
-        """Told only for the lag to be seen: what was read is in Spark's checkpoint, and nothing depends on this."""
+        """Reported for the lag only: progress is in Spark's checkpoint, and nothing depends on this."""
         if not self._options.progress_group:
             return
         try:
@@ -147,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened().lanes(self._options.selection, absent=absent)
 
     def _floors(self, start: Offset, lanes: Sequence[Lane]) -> Offset:
-        """Where each lane goes on. Retention may have overtaken the query."""
+        """The next number of each lane. Retention may have overtaken the query."""
         floors: Offset = {}
         _check_same(start, lanes)
         for lane in lanes:
@@ -170,7 +170,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _log.warning("%s", what)
 
     def _allowance(self, limit: ReadLimit, lanes: Sequence[Lane]) -> int | None:
-        """How many messages may be read; None is all."""
+        """The limit of messages; None is none."""
         if isinstance(limit, ReadAllAvailable):
             return None
         rows = max(sum(lane.end - lane.first for lane in lanes), 1)
@@ -195,7 +195,7 @@ def _check_same(start: Offset, lanes: Sequence[Lane]) -> None:
 
 
 def _admitted(floors: Offset, goal: Offset, lanes: Sequence[Lane], allowance: int | None) -> Offset:
-    """How far each lane is read: all of it, or shares of the allowance in the proportion of what waits."""
+    """The end of each lane for this batch: all of it, or shares of the allowance in the proportion of the backlogs."""
     waiting = {lane.name: max(goal[lane.name] - floors[lane.name], 0) for lane in lanes}
     total = sum(waiting.values())
     if allowance is None or total <= allowance:

@@ -1,13 +1,13 @@
 """`df.write.format("towline")` and `df.writeStream.format("towline")`: every row becomes a message, exactly once.
 
 *staged* (the default): each attempt of a task stages its rows at the broker, out of sight; the driver's commit
-publishes what the successful attempts have staged, as one epoch of a sink. The broker remembers how far the sink has
-come, so that a batch that is run again, in whatever order its rows come then, changes nothing.
+publishes the rows of the successful attempts, as one epoch of a sink. The broker remembers the sink's epochs, so that a
+batch that is run again, in whatever order its rows come then, changes nothing.
 
 *direct*: rows are sent as they come, each frame under a number made of query, batch, partition, its place and its
-checksum; the broker recognises what is sent again. That is faster, and seen at once, but it takes that a task that is
-run again yields the same rows in the same order, and that the broker still remembers: its last 100,000 frames of all
-producers.
+checksum; the broker recognises a frame that is sent again. That is faster, and visible at once, but it requires that a
+task that is run again yields the same rows in the same order, and that the broker still remembers: its last 100,000
+frames of all producers.
 
 A batch is the same as one before if it has the same number and the same rows. Spark tells a sink nothing else about it,
 and the number alone comes again with other rows when a checkpoint is restored from a backup, or copied.
@@ -52,7 +52,7 @@ OTHER_CHECKPOINT: Final = (
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has written."""
+    """The result of one task."""
 
     sink: str
     epoch: int
@@ -112,7 +112,8 @@ def _write(
             for frame in encoder.frames(batch, numbering, time.time_ns() // 1_000):
                 outlets.add(frame, dedup=dedup)
                 if direct:
-                    # Alone: which frames go together depends on where a task ends, and one that fails may end anywhere.
+                    # Alone: the frames that go together depend on where a task ends, and one that fails may end
+                    # anywhere.
                     outlets.flush()
         return Written(outlets.sink, epoch, digest, outlets.settle(), outlets.spread)
 
@@ -139,7 +140,7 @@ def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None], s
 
 
 def _abort(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
-    """Drop what was staged, as well as can be: what nobody publishes the broker drops after a day."""
+    """Drop staged records, as well as possible: the broker drops unpublished ones after a day."""
     records = [some for message in messages if isinstance(message, Written) for some in message.records]
     if not records:
         return

@@ -22,7 +22,7 @@ log = logging.getLogger("towline.broker")
 
 
 class DataVersion(msgspec.Struct, frozen=True):
-    """Counts the writes of a file, and says when the last one was (milliseconds since 1970)."""
+    """Counts the writes of a file, with the time of the last one (milliseconds since 1970)."""
 
     counter: int = 0
     timestamp: int = 0
@@ -35,8 +35,8 @@ NEWER: Final = "config/ is newer than log/, as after a copy made in the wrong or
 
 
 def fits_log(store: Store, name: str, ends: Mapping[str, int]) -> bool:
-    """Whether the log has all of the streams that a document speaks of. If not, they are replayed from their beginning,
-    and without that the broker does not start: what the document decided, and the log lost, would be lost for good."""
+    """Whether the log has all streams of a document. If not, they are replayed from their beginning, and if that is
+    missing the broker does not start: decisions in the document that the log has lost would be lost for good."""
     bounds = {stream: store.bounds(stream) for stream in ends}
     if all(end <= bounds[stream].end for stream, end in ends.items()):
         return True
@@ -66,15 +66,15 @@ class ConfigFile(Generic[_T]):
             for field in msgspec.structs.fields(kind)
             if get_origin(field.type) is list
         }
-        """Of fields that may be long, by their names in the document: how an item is decoded."""
+        """Fields that may be long, by their names in the document, with the decoder of an item."""
         self._indent = indent
         self._good = b""
-        """What is in the file, if it is whole: the next `.bak`."""
+        """The content of the file, if it is whole: the next `.bak`."""
 
     async def load(self, part: TimeSlice | None = None) -> _T | None:
-        """The document; from its `.bak` if the file is damaged or missing, which is said loudly. None if there is
-        neither. Raises `StoreDamaged` if neither can be read, and `NewerFormat` if it is whole and not understood: what
-        another version has changed would be undone by the one before it."""
+        """The document; from its `.bak` if the file is damaged or missing, which is logged as an error. None if there
+        is neither. Raises `StoreDamaged` if neither can be read, and `NewerFormat` if it is whole and not understood:
+        changes by another version would be undone by the one before it."""
         document = await self._store.load(self.name)
         problem = "it is missing"
         if document is not None:
@@ -102,7 +102,7 @@ class ConfigFile(Generic[_T]):
         return found
 
     async def load_older(self) -> _T | None:
-        """What the `.bak` holds; None if it is missing or damaged, or not understood."""
+        """The content of the `.bak`; None if it is missing or damaged, or not understood."""
         older = await self._store.load(self.backup)
         try:
             return None if older is None else await self._decoded(self.backup, older)
@@ -110,7 +110,7 @@ class ConfigFile(Generic[_T]):
             return None
 
     async def _decoded(self, name: str, document: bytes, part: TimeSlice | None = None) -> _T:
-        """Lists are decoded item by item, and others have their turn in between."""
+        """Lists are decoded item by item, and others run in between."""
         part = part or TimeSlice()
         lists: dict[str, list[Any]] = {}
         with understood(name, document):
@@ -129,14 +129,14 @@ class ConfigFile(Generic[_T]):
         await self.replace(msgspec.json.format(msgspec.json.encode(document), indent=self._indent) + b"\n")
 
     async def replace(self, encoded: bytes) -> None:
-        """Save a document that was encoded already: bit by bit, because it is large."""
+        """Save an encoded document: in slices, because it is large."""
         if self._good:
             await self._store.save(self.backup, self._good)
         await self._store.save(self.name, encoded)
         self._good = encoded
 
     async def settle(self) -> None:
-        """Let go of the content before: nothing has changed for a while, so the `.bak` may say the same."""
+        """Drop the content before: nothing has changed for a while, so the `.bak` may hold the same."""
         if self._good:
             await self._store.save(self.backup, self._good)
 

@@ -1,8 +1,8 @@
-"""Eras of a store: in each of them the stamps of frames run forward. A new one begins where the clock was set.
+"""Eras of a store: in each of them the stamps of frames run forward. A new one begins when the clock was set.
 
 Frames lie in the order in which they were appended, and so do their stamps, unless the clock was wrong in between. A
-stamp that is ahead of the clock as it is now, or behind what was appended before it, counts as the beginning of the
-next era that is neither: so nothing is taken for older than it is, and nothing is kept for ever.
+stamp that is ahead of the present clock, or behind that of an earlier frame, counts as the beginning of the next era
+that is neither: so no message is taken for older than it is, and none is kept for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ERAS", "Era", "Eras", "Times", "decode_eras", "encode_eras"]
 log = logging.getLogger("towline.store")
 
 ERAS: Final = "eras.json"
-"""The document of a store that has no segments to tell them apart."""
+"""The document of a store that has no segments to derive them from."""
 GAP_US: Final = 86_400 * SECOND_US
 ERAS_MAX: Final = 64
 
@@ -36,7 +36,7 @@ class Era(NamedTuple):
 
 
 class Eras:
-    """All of a store, the oldest first."""
+    """All eras of a store, the oldest first."""
 
     __slots__ = ("_eras", "_high_us", "last_us")
 
@@ -45,7 +45,7 @@ class Eras:
         self.last_us = 0
         """The last stamp."""
         self._high_us = 0
-        """Where the era before this one ended, if that is ahead."""
+        """The end of the era before this one, if that is ahead."""
         for era in eras:
             self.note(*era)
 
@@ -54,8 +54,8 @@ class Eras:
         return [*self._eras[:-1], self._eras[-1]._replace(last_us=self.last_us)] if self._eras else []
 
     def breaks(self, now_us: int) -> bool:
-        """Whether what is appended now begins a new era. A clock that goes back by a step or less makes none: stamps
-        stand still until it has caught up."""
+        """Whether the next frame begins a new era. A clock that goes back by a step or less makes none: stamps stand
+        still until it has caught up."""
         last_us = self.last_us
         return now_us < last_us - STEP_US or now_us - last_us > GAP_US or last_us < self._high_us <= now_us
 
@@ -64,12 +64,12 @@ class Eras:
         return now_us < self.last_us - STEP_US
 
     def stamp(self, now_us: int) -> int:
-        """The stamp of what is appended now, in this era."""
+        """The stamp of a frame appended now, in this era."""
         self.last_us = max(self.last_us, now_us)
         return self.last_us
 
     def begin(self, serial: int, now_us: int, where: str) -> None:
-        """A new era begins with what has this serial number."""
+        """A new era begins with this serial number."""
         if now_us < self.last_us - STEP_US:
             log.warning(
                 "%s: the clock says %s, and the last stamp is %s: the clock was wrong then, or it is now. From here on "
@@ -81,7 +81,7 @@ class Eras:
         self.note(serial, now_us, now_us)
 
     def note(self, serial: int, first_us: int, last_us: int) -> None:
-        """From this serial number on there are these stamps."""
+        """Frames from this serial number on have these stamps."""
         if self._eras and not self.breaks(first_us):
             self.last_us = max(self.last_us, last_us)
             return
@@ -92,7 +92,7 @@ class Eras:
         self.last_us = last_us
 
     def times(self, now_us: int) -> Times:
-        """The eras as they are to be understood now."""
+        """The eras by the present clock."""
         if self.last_us <= now_us + STEP_US:
             now_us = max(now_us, self.last_us)
         sound, floor_us = list[bool](), 0
@@ -108,18 +108,18 @@ class Eras:
 
 
 class Times(NamedTuple):
-    """When frames were appended, as far as their stamps can be believed. In the order of serial numbers they never
-    go back."""
+    """The times of frames, as far as their stamps can be believed. In the order of serial numbers they never go
+    back."""
 
     now_us: int
     begins: list[int]
     sound: list[bool]
     """Whether the stamps of an era are right, as far as they are not behind its end."""
     ends: list[int]
-    """Where the next sound era begins, or now: what stamps that are wrong count as."""
+    """The beginning of the next sound era, or now: the time that wrong stamps count as."""
 
     def within(self, serial: int) -> tuple[bool, int]:
-        """Whether the era of this serial number is sound, and where it ends."""
+        """Whether the era of this serial number is sound, and its end."""
         if not self.begins:
             return True, self.now_us
         at = max(bisect_right(self.begins, serial) - 1, 0)

@@ -31,12 +31,12 @@ _RESERVE = 8
 
 
 class _Kept(msgspec.Struct, frozen=True, gc=False):
-    """A frame, as `read` gives it out whole."""
+    """A stored frame; `read` returns it whole."""
 
     chunk: Chunk
     """Serial numbers count all frames of the store: the oldest has the lowest."""
     messages: int
-    """What it takes of the capacity: its records, or none if they are control records."""
+    """Its size for the capacity: its records, or none if they are control records."""
 
 
 class _Stream:
@@ -63,7 +63,7 @@ class MemoryStore:
         self._clock = clock
         self._streams: dict[str, _Stream] = {}
         self._floors: dict[str, int] = {}
-        """By kind: where streams that are not there begin."""
+        """By kind: the first number of streams that do not exist."""
         self._documents: dict[str, bytes] = {}
         self._messages = 0
         self._bytes = 0
@@ -128,7 +128,7 @@ class MemoryStore:
         name, frame, count, source, control, _ = append
         assert count > 0, append
         assert len(source) <= 16, append
-        # A view may be of a buffer that is soon filled anew, or far larger than what it shows.
+        # A view may be of a buffer that is soon filled anew, or far larger than the view.
         if not isinstance(frame, bytes):
             frame = bytes(frame)
         stream = self._streams.get(name)
@@ -213,7 +213,7 @@ class MemoryStore:
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         self._check_open()
         if self._eras.is_ahead(self._clock.now_us()):
-            # What is old is to go though nothing follows it.
+            # An old frame is to go though nothing follows it.
             self._begin_era(self._clock.now_us())
         times = self.times
         oldest_us = times.now_us - max_age_us if max_age_us else 0
@@ -264,7 +264,7 @@ class MemoryStore:
         self._documents.clear()
 
     def _drop(self, stream: _Stream, count: int) -> None:
-        """Let go of the oldest `count` frames of a stream."""
+        """Drop the oldest `count` frames of a stream."""
         for kept in stream.kept[:count]:
             length = len(kept.chunk.frame)
             stream.size_bytes -= length

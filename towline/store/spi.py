@@ -5,10 +5,11 @@ unless it is forgotten. Its *kind* is what its name begins with, up to the first
 Each kind has a *floor*: 0, or the highest next number of a stream of this kind that was forgotten. Streams of the kind
 that are not there begin at it, so that no number is given twice under one name, and no name need be kept for that.
 A *frame* holds some consecutive records of one stream. A *unit* is one or more frames, for one or more streams, that
-survive a crash all or not at all. The docstrings here are the contract; `tests/contract/` checks it on every store.
+survive a crash all or not at all. The docstrings here are the contract; `tests/store/contract/` checks it on every
+store.
 
 A store is used from one event loop. Sequence numbers are given when `append` is *called*, in the order of the calls:
-whoever calls first is first in the stream, whatever the order in which the appends become durable.
+the first call is first in the stream, whatever the order in which the appends become durable.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Append(NamedTuple):
     control: bool = False
     """Delivery events and the like: taken from a reserve when the store is full, so that consumers and acks go on."""
     instead: bytes | None = None
-    """Of such events: what is stored in their place if messages of their unit are refused late (see `Appended`). It is
-    a frame of as many records; empty is nothing, and None is what they are."""
+    """Of such events: the frame that is stored in their place if messages of their unit are refused late (see
+    `Appended`). It has as many records; empty is none, and None is the event itself."""
 
 
 class Appended(NamedTuple):
-    """Where the frames of a unit went: the sequence number of each one's first record, and when."""
+    """The positions of the frames of a unit: the sequence number of each one's first record, and the time."""
 
     firsts: tuple[int, ...]
     at_us: int
@@ -73,7 +74,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     appended_at_us: int
     source: bytes
     serial: int = 0
-    """What the eras of its store are counted by: see `Store.times`."""
+    """The number by which the eras of its store count: see `Store.times`."""
 
 
 class Lost(NamedTuple):
@@ -93,7 +94,7 @@ class Read(NamedTuple):
 
 
 class Trimmed(NamedTuple):
-    """What `retain` did."""
+    """The result of `retain`."""
 
     bytes_freed: int
     held_back: str
@@ -105,7 +106,7 @@ class Trimmed(NamedTuple):
 
 
 def kind_of(stream: str) -> str:
-    """What its name begins with; empty if it has no slash."""
+    """The beginning of its name; empty if it has no slash."""
     return stream[: stream.find("/") + 1]
 
 
@@ -121,14 +122,15 @@ class Store(Protocol):
         """When frames were appended, as far as their stamps can be believed."""
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
-        """Append a unit. Gives sequence numbers at once; `done` of the answer tells when it is durable.
+        """Append a unit. Returns sequence numbers at once; `done` of the answer tells when it is durable.
 
         An empty unit is a barrier: its `done` resolves when all that was appended before is as durable as asked.
         Raises `QueueFull` or `DiskFull` before anything is numbered if there is no room, `TooLarge` if the unit never
         fits, `StoreFailed` if the store takes no more writes, and `Closed` after `close`. Until a unit is written,
         `read` does not return it and `bounds` does not count it. With `RECEIVED`, `done` is resolved already and the
         write follows by itself.
-        `done` of appends to the same stream resolve in order among equal durabilities."""
+        `done` of appends to the same stream resolve in order among equal durabilities.
+        """
 
     async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
         """Read on from record `first`: at most `max_count` records (one or more), and no frame that would make the
@@ -171,4 +173,4 @@ class Store(Protocol):
         Names are file names: lower- and upper-case letters, digits, dots, hyphens."""
 
     async def close(self) -> None:
-        """Write and sync all that was appended, then let go of everything. A second call does nothing."""
+        """Write and sync all appended frames, then release everything. A second call does nothing."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from towline.clock import ManualClock
-from towline.delivery.group.events import (
+from tests.inside.delivery import (
     Acked,
     Buried,
     Event,
@@ -31,11 +30,10 @@ from towline.delivery.group.events import (
     Started,
     encode_event,
 )
-from towline.frame import encode
-from towline.frame.encode import encode_events
+from tests.inside.frame import encode, encode_events
+from tests.inside.ground import ManualClock
+from tests.inside.store import Append, LogStore
 from towline.model import LANES, Durability, lane_stream, pull_stream
-from towline.store import Append
-from towline.store.log import LogStore
 
 SECOND = 1_000_000
 NOON = 1_777_636_800 * SECOND

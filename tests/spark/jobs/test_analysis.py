@@ -13,19 +13,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
+from tests.inside.delivery import Acked, Part, Pulled, Started
+from tests.inside.ground import ManualClock
+from tests.inside.spark import (
+    Archive,
+    Options,
+    Reconciled,
+    Source,
+    Window,
+    _keys,
+    archive,
+    reconcile,
+    render,
+    report,
+    trace,
+    write_tables,
+)
 from tests.spark.jobs.history import MIDDLE, NOON, SECOND, Group, Life, Writer, play
-from towline.clock import ManualClock
-from towline.delivery.group.events import Acked, Part, Pulled, Started
 from towline.errors import BadRequest, Conflict, NotFound, StoreDamaged
 from towline.model import GroupConfig, RetryPolicy
-from towline.spark.jobs.analysis.reconcile import Reconciled, reconcile
-from towline.spark.jobs.analysis.report import _keys, report, write_tables
-from towline.spark.jobs.analysis.report_html import render
-from towline.spark.jobs.analysis.trace import Window, trace
-from towline.spark.jobs.archive.archive import Options, archive
-from towline.spark.jobs.archive.manifest import Archive
-from towline.spark.jobs.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,18 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.spark import Archive, Options, Source, Writable, archive, verify
+from tests.inside.store import Append, LogStore
 from tests.spark.jobs.history import NOON, SECOND, Group, Writer, play
-from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, StoreDamaged
-from towline.frame import encode
 from towline.model import dead_stream
-from towline.spark.jobs.archive.archive import Options, archive
-from towline.spark.jobs.archive.manifest import Archive, Writable
-from towline.spark.jobs.archive.verify import verify
-from towline.spark.jobs.source import Source
-from towline.store.log import LogStore
-from towline.store.spi import Append
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,7 +111,7 @@ def test_a_second_run_adds_what_is_new_and_small_files_are_joined(
 def test_days_are_apart_and_the_manifest_is_folded(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.spark.jobs.archive.manifest.FOLD_AT", 3)
+    monkeypatch.setattr("tests.inside.spark.manifest.FOLD_AT", 3)
     to, source = str(tmp_path / "archive"), Source.of(path=str(tmp_path / "data"))
     for day in range(4):
         writer = Writer(tmp_path / "data", ManualClock(NOON + day * DAY))

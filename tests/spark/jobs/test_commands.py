@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.access.declared import declared
-from tests.server.process import BrokerProcess
+from tests.broker.access.declared import declared
+from tests.broker.process import BrokerProcess
+from tests.inside.spark import why_not
 from tests.spark.session import PATIENCE_S, environment
-from towline.cli import run
-from towline.spark.jobs.session import why_not
+from towline import cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[Any]:
     """What a command says as JSON, one object a line."""
-    assert run([*arguments, "-o", "json"]) == code, capsys.readouterr().err
+    assert cli.run([*arguments, "-o", "json"]) == code, capsys.readouterr().err
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -68,7 +68,7 @@ def test_the_whole_pipeline(
     assert [told(capsys, *again)[0]["rows"] for _ in range(2)] == [10, 0]
     assert mq.topic("again").lanes[1].end == 10
     monkeypatch.setenv("TOWLINE_URL", url)
-    assert run(["spark", "reconcile", "--topic", "again"]) == 2, "nobody has consumed them: nothing can be said"
+    assert cli.run(["spark", "reconcile", "--topic", "again"]) == 2, "nobody has consumed them: nothing can be said"
     assert "were given to any group" in capsys.readouterr().err
 
 
@@ -95,7 +95,7 @@ def test_mistakes_are_named_in_one_line(
     said: str,
 ) -> None:
     words = [str(tmp_path / word.lower()) if word in ("ARCHIVE", "OUT") else word for word in arguments]
-    assert run(["spark", *words]) == code
+    assert cli.run(["spark", *words]) == code
     error = capsys.readouterr().err
     assert said in error
     assert len([line for line in error.splitlines() if line.startswith("error:")]) == 1
@@ -122,7 +122,7 @@ def test_what_a_broker_refuses_is_named_in_one_line(
             (["archive", out, "--url", shut, "--token", "good", "--secret-file", str(secret)], "are not right"),
             (["report", out, "--url", shut], "this broker asks for a token"),
         ):
-            assert run(["spark", *arguments]) == 1, arguments
+            assert cli.run(["spark", *arguments]) == 1, arguments
             errors = [line for line in capsys.readouterr().err.splitlines() if "Traceback" in line or "error" in line]
             assert len(errors) == 1, errors
             assert errors[0].startswith("error: "), errors
@@ -136,7 +136,7 @@ def test_what_cannot_be_read_or_written_is_named_in_one_line(
         mq.send_many("orders", [bytes(100)] * 1_000)
     mq.close()
     origin, archive = ["--path", str(tmp_path / "data")], str(tmp_path / "archive")
-    assert run(["spark", "archive", archive, *origin]) == 0
+    assert cli.run(["spark", "archive", archive, *origin]) == 0
     capsys.readouterr()
     (tmp_path / "file").write_bytes(b"no folder")
     log = sorted((tmp_path / "data" / "log").glob("*.log"))[0]
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_or_written_is_named_in_one_line(
         (["archive", str(tmp_path / "other"), *origin], "archive with --skip-lost"),
         (["replay", archive, "--to-topic", "again", "--where", "size >", *url], "--where: [PARSE_SYNTAX_ERROR]"),
     ):
-        assert run(["spark", *arguments]) == 1, arguments
+        assert cli.run(["spark", *arguments]) == 1, arguments
         errors = [line for line in capsys.readouterr().err.splitlines() if "Traceback" in line or "error" in line]
         assert len(errors) == 1, errors
         assert errors[0].startswith("error: "), errors

@@ -16,14 +16,11 @@ import pyarrow.dataset
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
-from tests.spark.jobs.dying import Killed, killed_at
+from tests.broker.process import BrokerProcess
+from tests.inside.spark import Archive, Options, Source, archive, verify
 from tests.spark.jobs.history import Writer
+from tests.spark.jobs.process_death import Killed, killed_at
 from tests.spark.session import ROOT, environment, run_to_end
-from towline.spark.jobs.archive.archive import Options, archive
-from towline.spark.jobs.archive.manifest import Archive
-from towline.spark.jobs.archive.verify import verify
-from towline.spark.jobs.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
+from tests.broker.process import BrokerProcess
+from tests.inside.spark import (
+    Archive,
+    Chosen,
+    Options,
+    ReadSource,
+    Source,
+    Writable,
+    archive,
+    manifest,
+    reconcile,
+    replay,
+    report,
+    trace,
+    verify,
+    write_tables,
+)
 from tests.parts import named
-from tests.server.process import BrokerProcess
 from towline.errors import Conflict
-from towline.spark.jobs.analysis.reconcile import reconcile
-from towline.spark.jobs.analysis.report import report, write_tables
-from towline.spark.jobs.analysis.trace import trace
-from towline.spark.jobs.archive import manifest
-from towline.spark.jobs.archive.archive import Options, archive
-from towline.spark.jobs.archive.manifest import Archive, Writable
-from towline.spark.jobs.archive.verify import verify
-from towline.spark.jobs.replay import Chosen, replay
-from towline.spark.jobs.source import Source
-from towline.spark.sources import ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +72,7 @@ def test_the_jobs_on_hdfs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(manifest, "FOLD_AT", 4)
-    monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 0.0)  # of what died
+    monkeypatch.setattr("tests.inside.spark.archive_folder.LEASE_S", 0.0)  # of what died
     to, source = f"{folder}/archive", Source.of(path=str(tmp_path / "data"), topics=["orders"])
     sent = 0
     for number in range(ROUNDS):
@@ -83,7 +89,7 @@ def test_the_jobs_on_hdfs(
             left -= len(batch)
             batch.ack()
         consumer.flush()
-    monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 120.0)
+    monkeypatch.setattr("tests.inside.spark.archive_folder.LEASE_S", 120.0)
     archive(spark, source, to)
     shelf = Archive.open(to)
     assert shelf.place.exists(manifest.BASE)

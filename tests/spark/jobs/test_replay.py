@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
+from tests.inside.spark import Archive, Chosen, Options, ReadSource, Source, Window, archive, replay
+from tests.inside.spark import jobs_replay as module
 from tests.spark.jobs.history import NOON, SECOND, Writer
 from towline.errors import BadRequest, Conflict, NotFound
-from towline.spark.jobs import replay as module
-from towline.spark.jobs.analysis.trace import Window
-from towline.spark.jobs.archive.archive import Options, archive
-from towline.spark.jobs.archive.manifest import Archive
-from towline.spark.jobs.replay import Chosen, replay
-from towline.spark.jobs.source import Source
-from towline.spark.sources import ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

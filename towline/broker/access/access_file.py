@@ -1,5 +1,5 @@
-"""The access file: tokens and what they may, declared by whoever starts the broker, for containers and tests where
-nobody is there to make them. It is read at each start, and nothing of it is written to the store.
+"""The access file: tokens and their permissions, declared by the operator, for containers and tests where nobody is
+there to make them. It is read at each start, and nothing of it is written to the store.
 
     [tokens.shop]
     secret_file = "shop.secret"            # or secret = "…"
@@ -96,7 +96,7 @@ def _read(path: Path, what: str) -> str:
     """The text of a file that others may neither read nor change."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the path stands for by then
+            mode = os.fstat(file.fileno()).st_mode  # of the file that is read, whatever the path is by then
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise BadRequest(f"{what} {path}: {error.strerror}") from None

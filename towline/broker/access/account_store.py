@@ -1,7 +1,7 @@
-"""The book of users, tokens and rules: kept as one document of the store, hashes only, replaced whole.
+"""Users, tokens and rules: one document of the store, hashes only, replaced whole.
 
-A damaged book is never replaced by an older one, which might know tokens that were revoked since: the broker does not
-start then.
+A damaged document is never replaced by an older one, which might know tokens that were revoked since: the broker does
+not start then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 DOCUMENT: Final = "access.json"
 SETUP: Final = "setup"
-"""The name under which the setup secret is used; nobody else may have it."""
+"""The name of the setup secret's principal; nobody else may have it."""
 PRINCIPALS_MAX: Final = 10_000
 RULES_MAX: Final = 10_000
 SECRETS_MAX: Final = 2
@@ -74,11 +74,11 @@ class Token(msgspec.Struct, frozen=True):
     secrets: list[Secret] = []
     created_at_us: int = 0
     expires_at_us: int = 0
-    """No secret of it is good for longer, unless an administrator says so; 0 is no limit."""
+    """The latest expiry of its secrets, unless an administrator sets another; 0 is no limit."""
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What the access file says: tokens and rules that are there besides those of the store, and are not kept in it."""
+    """Tokens and rules of the access file: they are used besides those of the store, and are not kept in it."""
 
     path: str = ""
     tokens: dict[str, Token] = {}
@@ -99,7 +99,7 @@ class _Document(msgspec.Struct):
 
 
 class _Found(_Document):
-    """As it is read."""
+    """The document as it is read."""
 
     tokens: list[_Stored] = []  # type: ignore[assignment]
 
@@ -110,7 +110,7 @@ def new_secret() -> str:
 
 
 def hash_secret(secret: str) -> str:
-    """A plain hash will do: nobody guesses 256 bits, however fast it is to try."""
+    """A plain hash will do: 256 bits are not guessed, however fast each try is."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -130,10 +130,10 @@ class AccountStore:
         """Of the store; see `all_rules`."""
         self._next_rule = 1
         self._stored: set[str] = set()
-        """Names of the tokens that are in the store."""
+        """Names of the tokens in the store."""
 
     async def load(self) -> bool:
-        """Read it again; True if it is another one than before."""
+        """Read it again; True if it has changed."""
         raw = await self._store.load(DOCUMENT)
         if raw is None:
             return False
@@ -150,7 +150,7 @@ class AccountStore:
         rights += [(one.action, one.resource) for token in document.tokens for one in token.scopes]
         for action, resource in rights:
             if action not in {ANY, *ACTIONS} or resource not in {ANY, *RESOURCES}:
-                # It may be what somebody must not do.
+                # It may be a prohibition.
                 raise not_understood(DOCUMENT, f"the right to {action[:40]!r} a {resource[:40]!r}")
         self._take(document)
         return True
@@ -165,7 +165,8 @@ class AccountStore:
         self._next_rule = document.next_rule
 
     def _bound(self, token: Token) -> Token:
-        """With what binds it, where that was not written yet: whoever gave it secrets that all expire has meant it."""
+        """The token with its latest expiry, where that was not written yet: whoever gave it secrets that all expire has
+        meant it."""
         given = msgspec.structs.asdict(token)
         if token.expires_at_us != UNKNOWN:
             return Token(**given)
@@ -198,7 +199,7 @@ class AccountStore:
         self._take(document)
 
     def all_rules(self) -> list[Rule]:
-        """Those of the store, and those of the access file, which have no number."""
+        """The rules of the store, and those of the access file, which have no number."""
         return [*self.rules.values(), *self._declared.rules]
 
     def is_admin(self, user: User) -> bool:
@@ -222,7 +223,7 @@ class AccountStore:
         )
 
     def check_declared(self) -> None:
-        """A name stands for one user or token: none of the access file may be in the store."""
+        """A name is unique: none of the access file may be in the store."""
         for name in self._declared.tokens:
             if name in self.users or name in self._stored:
                 raise BadRequest(
@@ -347,7 +348,7 @@ class AccountStore:
 
 
 def _has_admin(document: _Document) -> bool:
-    """Whether anyone is left who may administer access, and can come in."""
+    """Whether an administrator of access is left who can log in."""
     admins = {rule.subject for rule in document.rules if is_admin_rule(rule)}
     owners = {token.owner for token in document.tokens if token.secrets and not token.scopes}
     users = (

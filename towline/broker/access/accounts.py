@@ -1,4 +1,4 @@
-"""Users, tokens and rules, as requests read and change them."""
+"""Requests about users, tokens and rules."""
 
 from __future__ import annotations
 
@@ -28,29 +28,48 @@ from towline.errors import BadRequest, Conflict, Overtaken, Refused, TooMany
 from towline.protocol import access as wire
 from towline.protocol.messages import Answer, Done, Request
 
-__all__ = ["ACCOUNTS", "READING", "carry_out"]
+__all__ = [
+    "add_rule",
+    "change",
+    "create_token",
+    "delete_user",
+    "drop_rule",
+    "list_audit",
+    "list_rules",
+    "list_tokens",
+    "list_users",
+    "put_user",
+    "read",
+    "revoke_token",
+    "who",
+]
 
 CLUSTER: Final = ("admin", "cluster", "")
 TRIES: Final = 20
 SCOPES_MAX: Final = 100
-"""Of a token that is made: each decision may look at all of them."""
+"""Scopes of a new token: each decision may go through all of them."""
 OWN_TOKENS_MAX: Final = 50
-"""So many a user makes for itself: there is one book for all, written whole with each change."""
+"""Tokens that a user may make for itself: one document holds all, written whole with each change."""
 
 
-async def carry_out(access: Access, guard: Guard | None, request: Request, name: str) -> Answer:
-    if isinstance(request, wire.WhoAmI):
-        return await _who(access, guard, request, name)
-    book = access.book
-    if book is None or guard is None:
+Way = Callable[[Access, AccountStore, Guard, Any], Awaitable[Answer]]
+
+
+async def read(way: Way, access: Access, guard: Guard | None, request: Request) -> Answer:
+    return await way(access, *_kept(access, guard), request)
+
+
+async def change(way: Way, access: Access, guard: Guard | None, request: Request) -> Answer:
+    book, guard = _kept(access, guard)
+    return await _change(access, book, guard, partial(way, access, book, guard, request))
+
+
+def _kept(access: Access, guard: Guard | None) -> tuple[AccountStore, Guard]:
+    if access.book is None or guard is None:
         raise BadRequest(
             "security is off at this broker, so it keeps no users, tokens and rules: start it with --security"
         )
-    if request.kind in _READING:
-        return await _READING[request.kind](access, book, guard, request)
-    if isinstance(request, wire.PutUser) and request.password:
-        return await _put_password(access, book, guard, request)
-    return await _change(access, book, guard, partial(_CHANGING[request.kind], access, book, guard, request))
+    return access.book, guard
 
 
 async def _change(access: Access, book: AccountStore, guard: Guard, work: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -63,14 +82,14 @@ async def _change(access: Access, book: AccountStore, guard: Guard, work: Callab
                 answer = await work()
                 break
             except Overtaken:
-                # Another broker on the same database was faster; what it has changed is the ground to stand on.
+                # Another broker on the same database was faster; its changes are the new base.
                 if not left:
                     raise
         access.changed()
     return answer
 
 
-async def _who(access: Access, guard: Guard | None, request: wire.WhoAmI, name: str) -> wire.Me:
+async def who(access: Access, guard: Guard | None, request: wire.WhoAmI, name: str) -> wire.Me:
     if guard is None:
         return wire.Me(name, name, [], False, [True] * len(request.may))
     principal = guard.principal
@@ -88,7 +107,7 @@ def _check_admin(guard: Guard, request: Request) -> None:
 # Reading
 
 
-async def _users(access: Access, book: AccountStore, guard: Guard, request: wire.ListUsers) -> Answer:
+async def list_users(access: Access, book: AccountStore, guard: Guard, request: wire.ListUsers) -> Answer:
     return wire.Users(
         [
             wire.UserState(
@@ -99,7 +118,7 @@ async def _users(access: Access, book: AccountStore, guard: Guard, request: wire
     )
 
 
-async def _tokens(access: Access, book: AccountStore, guard: Guard, request: wire.ListTokens) -> Answer:
+async def list_tokens(access: Access, book: AccountStore, guard: Guard, request: wire.ListTokens) -> Answer:
     tokens = sorted(book.tokens.values(), key=lambda one: one.name)
     if not guard.may(*CLUSTER):
         if request.owner not in ("", guard.principal.user):
@@ -109,8 +128,8 @@ async def _tokens(access: Access, book: AccountStore, guard: Guard, request: wir
 
 
 def _reaches(book: AccountStore, principal: Principal, token: Token) -> bool:
-    """Whether someone without the rights of an administrator may list, rotate and revoke it: the token it came with,
-    and those of its own user that may do nothing that it may not do itself."""
+    """Whether someone who is no administrator may list, rotate and revoke it: the token it came with, and those of its
+    own user that may do nothing that it may not do itself."""
     if principal.kind == "token" and token.name == principal.name:
         return True
     if not principal.user or token.owner != principal.user:
@@ -132,11 +151,11 @@ def _state(access: Access, token: Token) -> wire.TokenState:
     return wire.TokenState(token.name, token.owner, token.roles, token.scopes, token.quota, live, token.created_at_us)
 
 
-async def _rules(access: Access, book: AccountStore, guard: Guard, request: wire.ListRules) -> Answer:
+async def list_rules(access: Access, book: AccountStore, guard: Guard, request: wire.ListRules) -> Answer:
     return wire.Rules([one for one in book.all_rules() if request.subject in ("", one.subject)], ROLES)
 
 
-async def _audit(access: Access, book: AccountStore, guard: Guard, request: wire.ListAudit) -> Answer:
+async def list_audit(access: Access, book: AccountStore, guard: Guard, request: wire.ListAudit) -> Answer:
     assert access.audit is not None, "with security there is an audit log"
     return await access.audit.list(request)
 
@@ -144,9 +163,11 @@ async def _audit(access: Access, book: AccountStore, guard: Guard, request: wire
 # Changing
 
 
-async def _put_password(access: Access, book: AccountStore, guard: Guard, request: wire.PutUser) -> Answer:
-    """What takes long is done first: whoever else changes something waits while the book is changed."""
-    assert request.password is not None, "there is one to put"
+async def put_user(access: Access, guard: Guard | None, request: wire.PutUser) -> Answer:
+    if not request.password:
+        return await change(_put_user, access, guard, request)
+    # The slow hash comes first: other changes wait while the document is changed.
+    book, guard = _kept(access, guard)
     own, passwords = _own(book, guard, request), access.passwords
     with passwords.changing(own.name) if own is not None else nullcontext():
         if own is not None and not (
@@ -158,7 +179,7 @@ async def _put_password(access: Access, book: AccountStore, guard: Guard, reques
         return await _change(access, book, guard, work)
 
 
-async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out before
+async def _put_user(  # noqa: PLR0917 - as all handlers, and what was found out before
     access: Access, book: AccountStore, guard: Guard, request: wire.PutUser, hashed: str = "", old: str = ""
 ) -> Answer:
     """`hashed` is the new password, `old` the one that was right."""
@@ -182,7 +203,7 @@ async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out befo
 
 
 def _check_lasting(guard: Guard, request: Request, what: str) -> None:
-    """Who has a right for a while gives nobody the same for good, and takes it from nobody who has."""
+    """A caller with a temporary permission gives nobody the same for good, and takes it from nobody who has it."""
     if guard.principal.expires_at_us:
         guard.note(request, "refused", "needs a login that does not expire")
         raise Refused(f"{guard.principal.name!r} expires, and so {what}: log in with a password for that")
@@ -207,14 +228,14 @@ def _own(book: AccountStore, guard: Guard, request: wire.PutUser) -> User | None
     return user
 
 
-async def _delete_user(access: Access, book: AccountStore, guard: Guard, request: wire.DeleteUser) -> Answer:
+async def delete_user(access: Access, book: AccountStore, guard: Guard, request: wire.DeleteUser) -> Answer:
     if book.is_admin(book.user(request.name)):
         _check_lasting(guard, request, f"deletes no administrator, as {request.name} is")
     await book.delete_user(request.name)
     return Done()
 
 
-async def _create_token(access: Access, book: AccountStore, guard: Guard, request: wire.CreateToken) -> Answer:
+async def create_token(access: Access, book: AccountStore, guard: Guard, request: wire.CreateToken) -> Answer:
     if len(request.scopes) > SCOPES_MAX:
         raise TooMany(
             f"a token has at most {SCOPES_MAX} scopes, not {len(request.scopes)}: give prefixes (send:topic:orders.*), "
@@ -248,8 +269,8 @@ async def _create_token(access: Access, book: AccountStore, guard: Guard, reques
 def _expiry(
     book: AccountStore, guard: Guard, request: wire.CreateToken, token: Token | None, now_us: int
 ) -> tuple[int, int]:
-    """When the new secret expires, and what binds the token from now on. Nobody makes a secret that outlives the one it
-    came with; and what an administrator has set is moved by administrators only."""
+    """The expiry of the new secret, and of the token from now on. Nobody makes a secret that outlives the one it came
+    with; and a limit set by an administrator is changed by administrators only."""
     principal, is_admin = guard.principal, guard.may(*CLUSTER)
     wished_us = now_us + round(request.expires_s * SECOND_US) if request.expires_s else 0
     came_with = book.tokens.get(principal.name) if principal.kind == "token" else None
@@ -269,8 +290,8 @@ def _expiry(
 
 
 def _owner_of(book: AccountStore, guard: Guard, request: wire.CreateToken) -> str:
-    """Whose rights the token has. A user makes tokens for itself, under its own name, and none that may do more than
-    the token it came with."""
+    """The user whose permissions the token has. A user makes tokens for itself, under its own name, and none that may
+    do more than the token it came with."""
     principal = guard.principal
     if guard.may(*CLUSTER):
         return request.owner
@@ -296,7 +317,7 @@ def _check_reach(book: AccountStore, guard: Guard, request: Request, token: Toke
         _check_admin(guard, request)
 
 
-async def _revoke_token(access: Access, book: AccountStore, guard: Guard, request: wire.RevokeToken) -> Answer:
+async def revoke_token(access: Access, book: AccountStore, guard: Guard, request: wire.RevokeToken) -> Answer:
     token, until_us = book.tokens.get(request.name), guard.principal.expires_at_us
     _check_reach(book, guard, request, token)
     taken = [one for one in token.secrets if request.id in ("", one.id)] if token is not None else []
@@ -309,14 +330,14 @@ async def _revoke_token(access: Access, book: AccountStore, guard: Guard, reques
     return Done()
 
 
-async def _add_rule(access: Access, book: AccountStore, guard: Guard, request: wire.AddRule) -> Answer:
+async def add_rule(access: Access, book: AccountStore, guard: Guard, request: wire.AddRule) -> Answer:
     check_rule(request.rule)
     _check_rule_lasting(book, guard, request, request.rule)
     rule = msgspec.structs.replace(request.rule, created_at_us=access.clock.now_us(), created_by=guard.principal.label)
     return wire.RuleAdded(await book.add_rule(rule))
 
 
-async def _drop_rule(access: Access, book: AccountStore, guard: Guard, request: wire.DropRule) -> Answer:
+async def drop_rule(access: Access, book: AccountStore, guard: Guard, request: wire.DropRule) -> Answer:
     rule = book.rules.get(request.id)
     if rule is not None:
         _check_rule_lasting(book, guard, request, rule)
@@ -327,25 +348,3 @@ async def _drop_rule(access: Access, book: AccountStore, guard: Guard, request: 
 def _check_rule_lasting(book: AccountStore, guard: Guard, request: Request, rule: wire.Rule) -> None:
     if is_of_admins(rule) and (rule.effect == "allow" or book.has_admin_among(rule.subject)):
         _check_lasting(guard, request, "changes no rule by which somebody may administer access or may not")
-
-
-_Way = Callable[[Access, AccountStore, Guard, Any], Awaitable[Answer]]
-
-_READING: dict[int, _Way] = {
-    wire.ListUsers.kind: _users,
-    wire.ListTokens.kind: _tokens,
-    wire.ListRules.kind: _rules,
-    wire.ListAudit.kind: _audit,
-}
-_CHANGING: dict[int, _Way] = {
-    wire.PutUser.kind: _put_user,
-    wire.DeleteUser.kind: _delete_user,
-    wire.CreateToken.kind: _create_token,
-    wire.RevokeToken.kind: _revoke_token,
-    wire.AddRule.kind: _add_rule,
-    wire.DropRule.kind: _drop_rule,
-}
-ACCOUNTS: Final = frozenset({wire.WhoAmI.kind, *_READING, *_CHANGING})
-"""Requests that are about access, and not about messages."""
-READING: Final = frozenset(_READING)
-"""Of them, those that list."""

@@ -1,8 +1,8 @@
-"""The audit log: who did what to whom, and with what outcome. Append-only, one JSON object a line.
+"""The audit log: actions, their principals and outcomes. Append-only, one JSON object a line.
 
-Each line holds the SHA-256 of the line before it, so that a line that was changed or taken out is found. When there are
-more than `--audit-max-bytes` of them, the oldest files go, and a line says so. Without a file (memory store) the last
-ones are kept in memory.
+Each line holds the SHA-256 of the line before it, so that a line that was changed or taken out is found. Beyond
+`--audit-max-bytes` the oldest files go, and a line says so. Without a file (memory store) the last lines are kept in
+memory.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger("towline.audit")
 
 KEPT: Final = 10_000
 FILES: Final = 8
-"""What is kept is so many files, and the one that is written to."""
+"""Files that are kept, besides the one that is written to."""
 SCAN_MAX: Final = 50_000
-"""Lines looked at for one request."""
+"""Lines read for one request."""
 REFUSALS_A_MINUTE: Final = 100
-"""Strangers must not fill the disk."""
+"""Refusals logged a minute: strangers must not fill the disk."""
 TEXT_MAX: Final = 300
 
 
@@ -134,7 +134,7 @@ class AuditLog:
             self._begin_file()
 
     def _begin_file(self) -> None:
-        """What is full is put aside, and the oldest go that are not needed to keep as much as is to be kept."""
+        """Begin a new file when this one is full, and delete the oldest beyond the bytes to be kept."""
         assert self.path is not None, "only a file is full"
         full = Older(self._first, older_path(self.path, self._first), self._end)
         try:
@@ -202,7 +202,7 @@ class AuditLog:
     async def list(self, request: ListAudit) -> Audit:
         if self._fd < 0:
             return self._select(reversed(self._recent.copy()), request)
-        # By another descriptor of it: it may be put aside meanwhile.
+        # By another descriptor of it: it may be renamed meanwhile.
         fd, end, older = os.dup(self._fd), self._end, self._older.copy()
         return await asyncio.to_thread(self._list, request, fd, end, older)
 

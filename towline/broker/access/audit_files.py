@@ -1,6 +1,5 @@
 """The files of an audit log: the one that is written to, and older ones, which are named by the number of their first
-line: `audit.jsonl`, `audit-000000120000.jsonl`. Each line holds the hash of the one before, also across files.
-"""
+line: `audit.jsonl`, `audit-000000120000.jsonl`. Each line holds the hash of the one before, also across files."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ BLOCK: Final = 64 << 10
 """Read at once. No line is as long."""
 FIRST: Final = "0" * 64
 DROPPED: Final = "DropAudit"
-"""What a line says that older ones went; its target is the first that is still there."""
+"""The action of a line about deleted older ones; its target is the first that is still there."""
 
 
 class AuditLine(msgspec.Struct, frozen=True):
@@ -60,14 +59,14 @@ def older_path(path: Path, first: int) -> Path:
 
 
 def older_files(path: Path) -> list[Older]:
-    """The oldest first."""
+    """Older files, the oldest first."""
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{12}}){re.escape(path.suffix)}")
     found = [(match, one) for one in path.parent.iterdir() if (match := name.fullmatch(one.name)) is not None]
     return sorted(Older(int(match[1]), one, one.stat().st_size) for match, one in found)
 
 
 def backwards(fd: int, end: int) -> Iterator[bytes]:
-    """The lines before this place, the last one first, without their ends."""
+    """The lines before this offset, the last one first, without their ends."""
     rest = b""
     while end:
         begin = max(end - BLOCK, 0)
@@ -86,7 +85,7 @@ def _parsed(line: bytes) -> AuditLine | None:
 
 
 def end_of(fd: int) -> tuple[int, int, str]:
-    """Where the last whole line ends, the number of the one behind it, and its hash."""
+    """The end of the last whole line, the number of the next one, and its hash."""
     end = os.fstat(fd).st_size
     while end and os.pread(fd, 1, end - 1) != b"\n":
         begin = max(end - BLOCK, 0)
@@ -101,7 +100,7 @@ def end_of(fd: int) -> tuple[int, int, str]:
 
 
 def first_of(fd: int) -> int | None:
-    """The number of the first line; None if there is none that can be read."""
+    """The number of the first line; None if no line can be read."""
     for behind, line in enumerate(os.pread(fd, BLOCK, 0).split(b"\n")):
         if (found := _parsed(line)) is not None:
             return found.number - behind
@@ -109,7 +108,7 @@ def first_of(fd: int) -> int | None:
 
 
 def lines_before(fd: int, end: int, number: int) -> Iterator[AuditLine]:
-    """The lines of a file before this number, the last one first; those that cannot be read are passed over."""
+    """The lines of a file before this number, the last one first; unreadable lines are skipped."""
     begin = 0
     while end - begin > 2 * BLOCK:
         middle = (begin + end) // 2
@@ -128,9 +127,9 @@ def lines_before(fd: int, end: int, number: int) -> Iterator[AuditLine]:
 
 
 def verify(path: Path) -> tuple[int, int | None]:
-    """How many lines there are, and the number of the first that does not follow from the one before; None is fine. The
-    oldest follows from nothing if another one says that those before it went. An older file by itself is what its
-    name says."""
+    """The number of lines, and the number of the first that does not follow from the one before; None is fine. The
+    oldest follows from nothing if another one says that those before it were deleted. An older file by itself begins
+    with the number in its name."""
     older = older_files(path)
     named = re.fullmatch(r".+-(\d{12})", path.stem)
     number = older[0].first if older else int(named[1]) if named else 0

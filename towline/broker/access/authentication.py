@@ -1,7 +1,7 @@
 """Authentication: tokens, users, client certificates and the setup secret, each to a principal.
 
-Without security anyone who may connect may do everything; with it, each request is checked (see `guard`) against the
-rules of the book.
+Without security anyone who may connect may do everything; with it, each request is checked (see `authorization`)
+against the rules.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ _WRONG = "this broker asks for a token and its secret, and these are not right"
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Whoever a connection speaks for, and by what it proved that."""
+    """The principal of a connection, and its proof."""
 
     name: str
-    """As it introduced itself."""
+    """As the client introduced itself."""
     kind: Literal["anyone", "token", "user", "certificate", "setup"] = "anyone"
     user: str = ""
-    """The user whose rights it has, if it is one's."""
+    """The user whose permissions it has, if any."""
     proof: str = ""
-    """The id of the secret, the hash of the password, or the identity: this is valid for as long as that is."""
+    """The id of the secret, the hash of the password, or the identity: the principal is valid for as long as that
+    is."""
     expires_at_us: int = 0
 
     @property
@@ -54,7 +55,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Without a book, anyone may connect under any name."""
+    """Without accounts, anyone may connect under any name."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Access:
         self.audit = audit
         self.last_used_us: dict[str, int] = {}
         self.watchers: set[Callable[[], None]] = set()
-        """Called when the book has changed: connections look whether they may still do what they do."""
+        """Called when accounts or rules have changed: connections check whether they may go on."""
         self._setup = setup
         self._meters: dict[str, Meter] = {}
         if book is not None:
@@ -109,7 +110,7 @@ class Access:
         if self.audit is not None:
             await self.audit.close()
 
-    # Coming in
+    # Login
 
     def admit(self, token: str, secret: str, identities: Sequence[str] = ()) -> Principal:
         """The principal of a token. Raises `Refused` with the same words for a wrong token and for a wrong secret."""
@@ -149,7 +150,7 @@ class Access:
 
     def admit_at_once(self, token: str, secret: str, identities: Sequence[str] = ()) -> Principal | None:
         """None if it takes longer, see `admit_user`: where a password decides, and where something is wrong, because
-        whoever tries must not learn by the time it takes which names there are."""
+        nobody must learn from the time it takes which names exist."""
         slow = self.book is not None and bool(secret) and len(token.encode()) <= TOKEN_MAX
         if slow and self.book is not None and token in self.book.users:
             return None
@@ -175,10 +176,10 @@ class Access:
         owner = self.book.users.get(token.owner)
         return not token.owner or (owner is not None and not owner.disabled)
 
-    # Staying in
+    # Validity
 
     def is_valid(self, principal: Principal) -> bool:
-        """Whether it still is who it was when it came in."""
+        """Whether its credentials are still valid."""
         book = self.book
         if 0 < principal.expires_at_us <= self.clock.now_us():
             return False
@@ -215,7 +216,7 @@ class Access:
         return Rights((rule for rule in self.book.all_rules() if rule.subject in subjects), roles, scopes)
 
     def meter(self, principal: Principal) -> Meter:
-        """Shared by all connections of a principal."""
+        """The meter shared by all connections of a principal."""
         quota = self._quota(principal)
         meter = self._meters.get(principal.label)
         if meter is None:
@@ -240,7 +241,7 @@ class Access:
     # Changes
 
     def changed(self) -> None:
-        """The book has changed: whoever is not allowed any more is told, or sent away, now."""
+        """Accounts or rules have changed: whoever is not allowed any more is notified, or disconnected, now."""
         if self._setup is not None and self.book is not None and self.book.has_admin():
             self._setup.end()
         if self.book is not None:
@@ -249,7 +250,7 @@ class Access:
             watcher()
 
     def _forget(self, book: AccountStore) -> None:
-        """What is known of secrets that are gone, and of those who have no connection and owe nothing."""
+        """Forget secrets that are gone, and meters without connection and debt."""
         secrets = {secret.id for token in book.tokens.values() for secret in token.secrets}
         for one in self.last_used_us.keys() - secrets:
             del self.last_used_us[one]
@@ -259,7 +260,7 @@ class Access:
                 del self._meters[label]
 
     async def refresh(self) -> None:
-        """Another broker on the same store may have changed the book."""
+        """Another broker on the same store may have changed the accounts."""
         if self.book is None:
             return
         async with self.book.changing:

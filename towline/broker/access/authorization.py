@@ -1,15 +1,15 @@
 """The one central check: every request of a connection passes here before anything is done for it.
 
-What was decided is remembered for the connection, until the book of rules changes.
+Decisions are cached for the connection, until the rules change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.permissions import FILTERS, PERMISSIONS, Context, target_of
+from towline.broker.access.permissions import Context, Permission
 from towline.broker.access.rules import May, Need
 from towline.errors import Refused
 from towline.model import is_pattern
@@ -21,23 +21,36 @@ REMEMBERED_MAX: Final = 10_000
 
 
 class Guard:
-    __slots__ = ("_context", "_decided", "_rights", "access", "address", "holds", "meter", "origin", "principal")
+    __slots__ = (
+        "_context",
+        "_decided",
+        "_rights",
+        "_table",
+        "access",
+        "address",
+        "holds",
+        "meter",
+        "origin",
+        "principal",
+    )
 
     def __init__(
         self,
         access: Access,
         principal: Principal,
+        table: Mapping[type[Request], Permission],
         context: Context,
+        *,
         address: str,
         holds: Callable[[], int],
-        *,
         origin: str,
     ) -> None:
         self.access = access
         self.principal = principal
+        self._table = table
         self.address = address
         self.origin = origin
-        """By which its wrong passwords are counted."""
+        """The origin under which its wrong passwords are counted."""
         self.holds = holds
         self.meter = access.meter(principal)
         self.meter.join(principal.label, holds)
@@ -48,7 +61,7 @@ class Guard:
     def check(self, request: Request) -> None:
         """Raises `Refused` unless all that the request does is allowed."""
         decided = self._decided
-        for need in PERMISSIONS[request.kind](request, self._context):
+        for need in self._table[type(request)].needs(request, self._context):
             if not (decided[need] if need in decided else self.may(*need)):
                 self._refuse(request, need)
 
@@ -62,11 +75,11 @@ class Guard:
         return found
 
     def sight(self) -> May | None:
-        """What this principal may see of long lists: None is all of it."""
+        """The part of long lists that this principal may see: None is all of it."""
         return None if self._rights.sight() is None else self._sees
 
     def _sees(self, action: str, resource: str, name: str) -> bool:
-        """A pattern, if it may do this to all that the pattern can mean."""
+        """A pattern, if the action is allowed on all that the pattern can mean."""
         return self._rights.may_all(action, resource, name) if is_pattern(name) else self.may(action, resource, name)
 
     def _refuse(self, request: Request, need: Need) -> None:
@@ -75,18 +88,18 @@ class Guard:
         self.note(request, "refused", f"needs {what}")
         raise Refused(f"{self.principal.label!r} may not {what}: an administrator can allow it (towline acl allow)")
 
-    def filter(self, kind: int, answer: Answer) -> Answer:
-        """Leave out of a list what must not be seen."""
-        found = FILTERS.get(kind)
+    def filter(self, request: Request, answer: Answer) -> Answer:
+        """Leave out of a list what the principal must not see."""
+        found = self._table[type(request)].filter
         return answer if found is None else found(answer, self.may)
 
     def note(self, request: Request, outcome: str, detail: str = "") -> None:
         if self.access.audit is not None:
-            what = type(request).__name__
-            self.access.audit.note(self.principal.name, self.address, what, target_of(request), outcome, detail)
+            what, target = type(request).__name__, self._table[type(request)].target(request)
+            self.access.audit.note(self.principal.name, self.address, what, target, outcome, detail)
 
     def renew(self) -> bool:
-        """The book has changed: decide anew. False if this principal is not let in any more."""
+        """The rules have changed: decide anew. False if this principal is not let in any more."""
         self._decided.clear()
         if not self.access.is_valid(self.principal):
             return False

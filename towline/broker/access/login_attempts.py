@@ -1,4 +1,4 @@
-"""Wrong logins, counted by where they come from.
+"""Wrong logins, counted by origin.
 
 Never by name alone: whoever knows a name could lock its user out. So a right login from elsewhere passes, however often
 others try.
@@ -17,13 +17,13 @@ from towline.model import origin_of
 __all__ = ["TRIES", "TRIES_OF_ORIGIN", "LoginAttempts"]
 
 TRIES: Final = 10
-"""So many wrong ones for a name from one origin are looked at within …"""
+"""Wrong attempts for a name from one origin within …"""
 TRIES_S: Final = 60.0
 TRIES_OF_ORIGIN: Final = 100
-"""So many for all names together."""
+"""Wrong attempts for all names together."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 GATEWAY_FACTOR: Final = 10
-"""So many times more from gateways: console and REST speak for people elsewhere, and say where these are."""
+"""The factor for gateways: console and REST speak for users elsewhere, and state their addresses."""
 VIA: Final = " via "
 KNOWN_MAX: Final = 10_000
 """Beyond it the oldest are forgotten: of names, and of origins."""
@@ -41,8 +41,8 @@ class LoginAttempts:
         self._by_origin: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def origin(self, origin: str, caller: str) -> str:
-        """By what to count: of those for whom a gateway asks, their own address. Each gateway has its own: it could
-        say anything."""
+        """The origin to count under: of the users of a gateway, their own address. Each gateway has its own: it could
+        claim anything."""
         return f"{origin_of(caller)}{VIA}{origin}" if caller and self._is_gateway(origin) else origin
 
     def _is_gateway(self, origin: str) -> bool:
@@ -55,8 +55,8 @@ class LoginAttempts:
         return any(one.version == network.version and one.overlaps(network) for one in self._gateways)
 
     def count(self, origin: str, name: str) -> None:
-        """One more, before it is known to be wrong, so that many at once are many. Raises `NotLetIn` if that is too
-        many: in the same words whether there is such a name or not."""
+        """Count an attempt, before it is known to be wrong, so that many at once are many. Raises `NotLetIn` if that is
+        too many: in the same words whether there is such a name or not."""
         of_name = self._of_minute(self._by_name, (origin, name))
         if of_name[0] >= TRIES * self._factor(origin):
             raise NotLetIn(f"too many wrong passwords for {name} from {origin}: try again in a minute")
@@ -70,7 +70,7 @@ class LoginAttempts:
 
     def was_right(self, origin: str, name: str) -> None:
         self._by_name.pop((origin, name), None)
-        # Only this one: who has a password of their own could guess those of others for ever.
+        # Only this one: otherwise a user with a password could guess those of others for ever.
         for one in _places(origin):
             count, since_s = self._by_origin.get(one, (0, 0.0))
             if count > 1:
@@ -88,7 +88,8 @@ class LoginAttempts:
 
 
 def _places(origin: str) -> list[str]:
-    """It, and the gateway by way of which it came: that one may say of each try that it is somebody else's."""
+    """The origin, and the gateway by way of which it came: that one may claim of each attempt that it is somebody
+    else's."""
     _, via, gateway = origin.rpartition(VIA)
     return [origin, gateway] if via else [origin]
 

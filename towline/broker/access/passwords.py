@@ -1,5 +1,5 @@
 """Passwords: hashed with argon2, which takes time and memory on purpose, so it runs in threads, two at a time, and one
-for each origin (see `tries`): nobody can take all of it."""
+for each origin (see `login_attempts`): nobody can take all of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COST: Final[Any] = {"time_cost": 3, "memory_cost": 64 << 10, "parallelism": 4}
 NOBODYS_HASH: Final = (
     "$argon2id$v=19$m=65536,t=3,p=4$1iIyDGk56wRVtY+uhOLcwA$w/g63yr8y0I5xGJ+mYx2geTyle80ReESQug53uyxzTU"
 )
-"""Of a password that nobody knows, at the same cost: compared with where there is none, so that both take as long."""
+"""The hash of an unknown password, at the same cost: compared where there is none, so that both take as long."""
 
 
 class Passwords:
@@ -44,7 +44,7 @@ class Passwords:
         self._looking: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
 
     def origin(self, origin: str, caller: str) -> str:
-        """By what wrong ones of this caller are counted, see `tries`."""
+        """The origin under which wrong passwords of this caller are counted, see `login_attempts`."""
         return self._tries.origin(origin, caller)
 
     async def hash(self, password: str, origin: str) -> str:
@@ -54,7 +54,7 @@ class Passwords:
 
     @contextmanager
     def changing(self, name: str) -> Iterator[None]:
-        """While a user changes its own password: one at a time, so that nobody waits behind hundreds."""
+        """A user changes its own password under this lock: one at a time, so that nobody waits behind hundreds."""
         if name in self._changing:
             raise Conflict(f"the password of {name} is being changed already: one at a time")
         self._changing.add(name)
@@ -64,7 +64,7 @@ class Passwords:
             self._changing.remove(name)
 
     async def verify(self, name: str, hashed: str, password: str, origin: str) -> bool:
-        """Whether it is the password of this hash. Raises `NotLetIn` when too many from there were wrong."""
+        """Whether it is the password of this hash. Raises `NotLetIn` when too many from this origin were wrong."""
         proof = hmac.digest(self._key, f"{hashed}\0{password}".encode(), hashlib.sha256)
         if self._was_right(proof):
             return True
@@ -109,7 +109,7 @@ def _hash(password: str) -> str:
 
 def _verify(hashed: str, password: str) -> bool:
     if hashed == NOBODYS_HASH and find_spec("argon2") is None:
-        return False  # Nobody has a password here.
+        return False  # No user has a password here.
     hasher = _hasher()
     from argon2.exceptions import InvalidHashError, VerificationError
 

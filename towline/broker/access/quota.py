@@ -1,4 +1,4 @@
-"""Quotas: what all connections of one principal may take up together."""
+"""Quotas: limits of a principal over all its connections."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from towline.protocol.access import Quota
 __all__ = ["Meter"]
 
 BURST_S: Final = 1.0
-"""So much of the rate may come at once."""
+"""The part of a second's rate that may come at once."""
 
 
 class Meter:
-    """Counts for one principal. Bytes beyond the rate are a debt, and whoever made it waits until it is paid."""
+    """Counts for one principal. Bytes beyond the rate are a debt, and their sender waits until it is paid."""
 
     __slots__ = ("_at_s", "_debt", "asking", "holders", "quota")
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
         self.holders: set[Callable[[], int]] = set()
-        """One for each connection: how many messages it holds."""
+        """One for each connection: the messages that it holds."""
         self.asking = asyncio.Lock()
-        """Long questions about rights are decided one after the other."""
+        """Long permission checks run one after the other."""
         self._debt = 0.0
         self._at_s = 0.0
 
@@ -39,7 +39,7 @@ class Meter:
         self.holders.discard(holds)
 
     def take(self, size: int, now_s: float) -> float:
-        """Count bytes; the answer is for how long to take no more."""
+        """Count bytes; returns for how long to take no more."""
         rate = self.quota.bytes_per_s
         if not rate:
             return 0.0

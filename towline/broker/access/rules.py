@@ -1,7 +1,7 @@
 """Rules, and what a principal may do by them: pure, and the only place where that is decided.
 
 A deny beats every allow, and what no rule allows is refused. `admin` of a resource is every action on it, `admin` of
-the cluster every action on everything; whoever may do anything to a resource may describe it.
+the cluster every action on everything; any permission on a resource includes describing it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROLES: Final[dict[str, list[Grant]]] = {
 
 
 class Rights:
-    """The rules that hold for one principal, and what its token is limited to."""
+    """The rules of one principal, and the scopes of its token."""
 
     __slots__ = ("_allows", "_denies", "_scopes")
 
@@ -54,11 +54,11 @@ class Rights:
         return any(_allows(grant, action, resource, name) for grant in self._allows)
 
     def sight(self) -> May | None:
-        """What it may see of long lists: None is all of it."""
+        """The part of long lists that it may see: None is all of it."""
         return None if all(self.may_all("describe", kind) for kind in RESOURCES) else self.may
 
     def may_all(self, action: str, resource: str, pattern: str = ANY) -> bool:
-        """Whether it may do this to all that a pattern can mean: then nobody need ask for each of ten thousand."""
+        """Whether it may do this to all that a pattern can mean: then no single one of ten thousand need be checked."""
         if any(_denies_some(grant, action, resource, pattern) for grant in self._denies):
             return False
         return all(
@@ -89,8 +89,8 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def covers(wide: Sequence[Grant], narrow: Sequence[Grant]) -> bool:
-    """Whether a token with the scopes `narrow` may do nothing that one with the scopes `wide` may not. No scopes are
-    no limit."""
+    """Whether a token with the scopes `narrow` may do nothing that one with the scopes `wide` may not. No scopes are no
+    limit."""
     return not wide or (bool(narrow) and all(any(_holds(one, other) for one in wide) for other in narrow))
 
 

@@ -1,4 +1,4 @@
-"""The way in for the first administrator: a secret that is good until there is one.
+"""The setup secret: the way in for the first administrator, valid until there is one.
 
 There is no default password. The secret is made anew at each start as long as nobody may administer access; it is
 written to a file that only the broker's own user can read, and never to a log. Brokers on one database that share a

@@ -1,1 +1,1 @@
-"""Looking at messages without consuming them: `browse` and find, `trace` of one, `scan` of whole streams."""
+"""Reading messages without consuming them: `browse` and find, `trace` of one, `scan` of whole streams."""

@@ -1,4 +1,4 @@
-"""Looking without touching: the state of a group, and messages read past their delivery."""
+"""Browsing and searching messages; the state of a group."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from towline.broker.browse.trace import trace
 from towline.broker.consume.dead_letters import dead_letters, dead_waiting
 from towline.broker.consume.fetch import Buffers, fitting, next_of, wire_part
 from towline.clock import TimeSlice
 from towline.frame.layout import unpacked_bytes
 from towline.model import lane_name
-from towline.protocol.messages import Browse, Browsed, Find, Found, GroupState, MemberState, Part
+from towline.protocol.messages import (
+    Browse,
+    Browsed,
+    Find,
+    Found,
+    GroupState,
+    Locate,
+    Located,
+    MemberState,
+    Part,
+    Trace,
+    Traced,
+)
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.consume.groups import Groups
     from towline.broker.topics.topic import Lane
+    from towline.broker.topics.topics import Topics
     from towline.store import Store
 
-__all__ = ["browse_dead", "browse_lane", "figures_in_slices", "figures_of", "find", "group_state"]
+__all__ = ["MessageBrowser", "figures_in_slices", "figures_of", "group_state"]
 
 
 AT_ONCE: Final = 200
 
 
 async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
-    """The same, of very many: others have their turn in between."""
+    """`figures_of` over very many groups: others run in between."""
     sums, part = Counter(figures_of(())), TimeSlice()
     for at in range(0, len(dispatchers), AT_ONCE):
         sums.update(figures_of(dispatchers[at : at + AT_ONCE]))
@@ -34,7 +49,7 @@ async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]
 
 
 def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
-    """What all groups of a broker come to."""
+    """Sums over all groups of a broker."""
     return {
         "groups": len(dispatchers),
         "members": sum(len(one.members) for one in dispatchers),
@@ -75,14 +90,35 @@ def group_state(dispatcher: Dispatcher, now_s: float, expires_in_s: float) -> Gr
     )
 
 
-async def browse_lane(store: Store, lane: Lane, request: Browse) -> tuple[Browsed, Buffers]:
-    first, end, _ = lane.look()
-    return await _browse(store, lane.stream, (first, end), request, [])
+class MessageBrowser:
+    """Messages of a broker, and dead letters, for those who only look at them."""
 
+    def __init__(self, store: Store, topics: Topics, groups: Groups) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
 
-async def browse_dead(dispatcher: Dispatcher, request: Browse) -> tuple[Browsed, Buffers]:
-    stream, first, end = dead_letters(dispatcher)
-    return await _browse(dispatcher.store, stream, (first, end), request, list(dispatcher.group.resent))
+    async def browse(self, request: Browse) -> tuple[Browsed, Buffers]:
+        if not request.group:
+            lane = self._lane(request)
+            first, end, _ = lane.look()
+            return await _browse(self._store, lane.stream, (first, end), request, [])
+        dispatcher = await self._groups.buried(request.topic, request.group)
+        stream, first, end = dead_letters(dispatcher)
+        return await _browse(self._store, stream, (first, end), request, list(dispatcher.group.resent))
+
+    async def find(self, request: Find) -> tuple[Found, Buffers]:
+        return await _find(self._store, self._lane(request), request)
+
+    async def locate(self, request: Locate) -> Located:
+        lane = self._lane(request)
+        return Located(min(await self._store.locate(lane.stream, request.time_us), lane.end))
+
+    async def trace(self, request: Trace) -> Traced:
+        return await trace(self._groups.named(request.topic, request.group), request)
+
+    def _lane(self, request: Browse | Find | Locate) -> Lane:
+        return self._topics.named(request.topic).lane(request.lane)
 
 
 async def _browse(
@@ -101,10 +137,10 @@ async def _browse(
 
 
 ROUND: Final = 1_000
-"""Messages that are read at once when no key is asked for."""
+"""Messages that are read at once when no key is given."""
 
 
-async def find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]:
+async def _find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]:
     key = request.key.encode()
     parts: list[Part] = []
     buffers: Buffers = []

@@ -1,4 +1,4 @@
-"""Whole streams for those who read many messages, past all delivery."""
+"""Reading whole streams, for bulk readers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def _may_see(stream: str, may: May) -> bool:
 
 
 class StreamScanner:
-    """The streams of a store, as far as they are those of topics that exist, or of nobody."""
+    """The streams of a store: those of existing topics, and those that belong to no topic."""
 
     def __init__(self, store: Store, topics: Callable[[], Mapping[str, Topic]]) -> None:
         self._store = store
         self._topics = topics
 
     async def survey(self, request: Survey, may: May | None = None) -> Streams:
-        """Streams of topics that exist: what deleted ones have left behind is nobody's business. Of these, those that
-        whoever asks may describe."""
+        """Streams of existing topics, as far as the caller may describe them: what deleted ones have left behind is
+        hidden."""
         names = {name for name in self._store.streams(request.prefix) if name > request.after}
-        # A lane without a message has no stream yet, but whoever follows the topic must know of it.
+        # A lane without a message has no stream yet, but readers of the topic must know of it.
         for topic in self._topics().values():
             names.update(
                 lane.stream
@@ -50,7 +50,7 @@ class StreamScanner:
         return not topic or topic in self._topics()
 
     def _bounds(self, name: str) -> tuple[int, int, int]:
-        """Of a lane, only what may be delivered."""
+        """Of a lane, only the visible messages."""
         first, end, size_bytes = self._store.bounds(name)
         kind, _, rest = name.partition("/")
         topic = self._topics().get(rest.partition("/")[0])

@@ -1,7 +1,7 @@
 """The trace of a message in a group, read from the group's pull log.
 
 Nothing is stored for it: the pull log is read from the time on at which the message was appended. A request reads a
-bounded number of events and says where to go on.
+bounded number of events and returns where to go on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from towline.broker.consume.dead_letters import ORIGIN, rank
+from towline.broker.consume.dead_letters import rank
 from towline.delivery.group.events import (
     Acked,
     Buried,
@@ -30,7 +30,7 @@ from towline.delivery.group.message_status import concerns, dead_number, standin
 from towline.delivery.group.states import State
 from towline.errors import BadRequest, NotFound
 from towline.frame import Frame
-from towline.model import lane_name, message_id
+from towline.model import DIED_ORIGIN, lane_name, message_id
 from towline.protocol.messages import Trace, TraceCursor, Traced, TraceStep
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class _Scan:
         self._steps: list[TraceStep] = []
 
     async def begin(self) -> None:
-        """Begin with the first event that may speak of the message: none is older than the message itself."""
+        """Begin with the first event that may concern the message: none is older than the message itself."""
         store, stream = self._dispatcher.store, self._dispatcher.stream
         lane = self._dispatcher.lanes[self._request.lane].stream
         late = self._dispatcher.log.catch_up()
@@ -98,7 +98,7 @@ class _Scan:
         found = next((chunk for chunk in read.chunks if chunk.first == self._request.seq), None)
         self._since_us = found.appended_at_us if found else 0
         if self._since_us > self._dispatcher.clock.now_us():
-            self._since_us = 0  # stamped by a clock that was wrong: events may be stamped rightly
+            self._since_us = 0  # stamped by a clock that was wrong: events may have right stamps
         self._at = await store.locate(stream, self._since_us) if found else 0
         first = store.bounds(stream).first
         if self._at <= first:
@@ -114,7 +114,7 @@ class _Scan:
         self._whole = cursor.whole
 
     async def run(self) -> bool:
-        """Read on; whether there is more to be read."""
+        """Read on; returns whether there is more to be read."""
         store, stream = self._dispatcher.store, self._dispatcher.stream
         end, stop = store.bounds(stream).end, self._at + SCAN_MAX
         while self._at < end:
@@ -130,7 +130,7 @@ class _Scan:
         return False
 
     async def _look_through(self, chunk: Chunk) -> bool:
-        """Whether the life of the message is over, as far as was asked."""
+        """Whether the trace is complete, as far as was asked."""
         for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
             try:
                 event = decode_event(record)
@@ -141,7 +141,7 @@ class _Scan:
                 self._note_rest(event)
                 continue
             if isinstance(event, Started):
-                self._whole = True  # what came before was another group of this name
+                self._whole = True  # earlier events are of another group of this name
             part = concerns(event, self._messages, self._dead)
             if isinstance(event, Moved) and part is not None and self._is_left(event, part):
                 continue
@@ -152,16 +152,16 @@ class _Scan:
         return False
 
     def _is_left(self, event: Moved, part: Part) -> bool:
-        """Whether a move of the group to behind the message finds it settled, and leaves it so."""
+        """Whether the message is settled when the group is moved to behind it, and stays so."""
         kind = _EVENTS.get(self._last)
         return part.first < dict(event.moves)[part.lane] and kind in (Acked, Buried, Skipped, Overrun, Started, Moved)
 
     def _note_rest(self, event: Paused | Resumed) -> None:
-        """The group rests, or goes on: which matters to a message that it is not done with."""
+        """The group is paused or resumed: that concerns messages that are not settled."""
         if self._passed or _EVENTS.get(self._last) in _ENDED:
             return
         if isinstance(event, Resumed) and event.since_us < self._since_us:
-            # It rested before the message came, and so before all that was read.
+            # It was paused before the message came, and so before all that was read.
             self._steps.append(TraceStep(event.since_us, "paused", reason=event.reason))
         self._steps.append(TraceStep(event.at_us, type(event).__name__.lower(), reason=event.reason))
 
@@ -191,7 +191,7 @@ class _Scan:
 
     async def _follow_copy(self, at_us: int) -> None:
         """A dead letter is sent again by a unit: its copy was appended to an own lane in the same moment as the event,
-        and says where it came from."""
+        and carries its origin."""
         number = self._dispatcher.group.topic_lanes + rank(self._dispatcher, self._request.lane)
         stream = self._dispatcher.lanes[number].stream
         at = await self._dispatcher.store.locate(stream, at_us)
@@ -201,7 +201,7 @@ class _Scan:
             for chunk in chunks:
                 headers = Frame(chunk.frame).headers(chunk.start, chunk.start + chunk.count) or []
                 for index, head in enumerate(headers):
-                    if head.get(ORIGIN) == self._id and (number, chunk.first + index) not in self._messages:
+                    if head.get(DIED_ORIGIN) == self._id and (number, chunk.first + index) not in self._messages:
                         self._subject = (number, chunk.first + index)
                         self._messages.add(self._subject)
                         return
@@ -226,7 +226,7 @@ class _Scan:
         return Traced(now.status, now.attempt, due_us, self._steps, self._whole, cursor)
 
     def _settled_status(self) -> str:
-        """It is behind the group's position and in no list: the last event says how it left."""
+        """The status of a message behind the group's position and in no list: by its last event."""
         if self._last == Started.__name__.lower():
             return BEFORE
         if self._last == Moved.__name__.lower():

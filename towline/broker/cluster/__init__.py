@@ -1,6 +1,7 @@
 """Brokers among themselves.
 
-gossip, peer, membership   who is there                    shard_homes        ordered topics over own disks
-realms, registry_table     a shared database               common_documents   what its brokers share
+gossip, peer, membership   the other brokers               shard_homes        ordered topics over own disks
+realms, registry_table     a shared database               common_documents   shared by its brokers
+routing                    which broker a request is for
 format_number              the format of a database that older brokers still use
 """

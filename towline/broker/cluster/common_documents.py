@@ -1,13 +1,14 @@
 """Documents that all brokers on one database share: the account store, alarm rules, the topic template.
 
-It is changed at any broker and kept in the database; the others look every two seconds (`EVERY_S`), so that a revoked
-token is of no use anywhere soon after.
+They are changed at any broker and kept in the database; the others look every two seconds (`EVERY_S`), so that a
+revoked token is refused everywhere soon after.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from towline.model import TOPICS_FILE
 from towline.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -20,14 +21,14 @@ _PLACES: Final = {
     "access.json": ("access.json",),
     "alarms.json": ("shared-alarms.json", "alarms.json"),
     "template.json": ("template.json",),
-    "main-topics.json": ("topics.json",),
+    "main-topics.json": (TOPICS_FILE,),
 }
-"""Where a shared document is kept, and where it is looked for if it is not there: what a broker that was alone on the
-database has left in its realm counts until there is something newer."""
+"""The place of a shared document, and the places where it is looked for if it is not there: the document that a broker
+has left in its realm when it was alone on the database counts until there is a newer one."""
 
 
 class CommonDocuments(MemoryStore):
-    """The store of a front: it has no messages, and of its documents the database keeps those that all share."""
+    """The store of a node: it has no messages, and of its documents the database keeps the shared ones."""
 
     def __init__(self, documents: SharedDocuments) -> None:
         super().__init__(1_000, 1 << 20)

@@ -2,7 +2,7 @@
 
 A broker that knows a higher number than the database has does not raise it while brokers are there that do not know it:
 they could not be started again, and one that was upgraded could not be taken back. It is raised once none of them has
-been there for a while (`cluster_gone_s`). Until then nothing is kept that they could not read.
+been there for a while (`cluster_gone_s`). Until then nothing is stored that they could not read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("towline.cluster")
 
 LOOK_S: Final = 2.0
 PRESENT_S: Final = 60.0
-"""A broker that was killed stays in the table for so long."""
+"""How long a killed broker stays in the table."""
 _KEPT_BACK: Final = ("consumerOffset", "producers", "unused")
-"""How the names of documents begin that older brokers cannot read, or do not keep up to date: without them a start
+"""Prefixes of the names of documents that older brokers cannot read, or do not keep up to date: without them a start
 replays more, and groups are younger."""
 _VERSIONS: Final = {1: 1}
 """By the number of a format, the version of the protocol that came with it."""
@@ -37,7 +37,7 @@ _VERSIONS: Final = {1: 1}
 class FormatNumber:
     def __init__(self, database: Database, number: int, patience_s: float, clock: Clock) -> None:
         self.number = number
-        """As the database states it."""
+        """The number in the database."""
         self._database = database
         self._roster = Roster(database)
         self._patience_s = patience_s
@@ -72,15 +72,15 @@ class FormatNumber:
 
     @property
     def older_may_come(self) -> bool:
-        """Whether brokers of a version before may take what is ours."""
+        """Whether brokers of a version before may take our realms."""
         return self.number < FORMAT
 
     def keeps_back(self, document: str) -> bool:
-        """Whether brokers of a version before may be there, who could not read this document of ours."""
+        """Whether brokers of a version before may be there, which could not read this document."""
         return self.older_may_come and document.startswith(_KEPT_BACK)
 
     def check(self, request: Request) -> None:
-        """Refuse what brokers of a version before could not read, as long as they may be there."""
+        """Refuse features that brokers of a version before could not read, as long as they may be there."""
         if isinstance(request, PutAlarm) and self.number in _VERSIONS:
             try:
                 in_words_of(_VERSIONS[self.number], request)

@@ -1,7 +1,8 @@
-"""Brokers among themselves: each beats each other one it knows of, and tells it of all the others.
+"""Gossip: each broker beats each other one it knows of, and sends it the list of all the others.
 
-There is no leader and no quorum: what must be decided by one is decided by the database (SQL store), or concerns one
-broker's own messages only (log store). The beats say who is there, so that clients find all and use those that live.
+There is no leader and no quorum: a decision that only one may take is taken by the database (SQL store), or concerns
+one broker's own messages only (log store). The beats say who is there, so that clients find all and use those that
+live.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _credentials(settings: BrokerSettings) -> Credentials:
             context = ssl.create_default_context(cafile=settings.cluster_ca_file or None)
         except OSError as error:
             raise BadRequest(f"cluster_ca_file {settings.cluster_ca_file}: {error}") from None
-        # Those that ask for certificates of clients ask other brokers as well. (That it loads was seen by `tls_of`.)
+        # A broker that asks clients for certificates asks other brokers as well. (That it loads was seen by `tls_of`.)
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     return Credentials(settings.cluster_token, secret, context)
 
@@ -96,11 +97,11 @@ class Gossip:
         self._credentials = _credentials(broker.settings)
         self._talks: dict[str, asyncio.Task[None]] = {}
         self._aliases: dict[str, str] = {}
-        """Addresses by which we, or brokers that have another one in the registry, can be reached as well."""
+        """Addresses by which we, or brokers with another one in the membership, can be reached as well."""
         self._said: dict[str, float] = {}
         self._caught_up: set[tuple[str, int]] = set()
         self._seen_alarms: dict[str, str] = {}
-        """Of each broker, the digest of the alarm rules that it was asked for last."""
+        """By broker, the digest of the alarm rules that it was asked for last."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -144,7 +145,7 @@ class Gossip:
             await asyncio.sleep(self._beat_s)
 
     def _forget(self) -> None:
-        """What is known of brokers that are gone: where addresses come and go, there would be no end to it."""
+        """Forget brokers that are gone: where addresses come and go, there would be no end to it."""
         nodes = self._registry.nodes
         addresses = {*self._joins, *(node.state.address for node in nodes.values())}
         epochs = {broker: node.state.epoch for broker, node in nodes.items()}
@@ -182,7 +183,7 @@ class Gossip:
             await neighbour.close()
 
     async def _rest(self, neighbour: Peer) -> None:
-        """Until the next beat. A neighbour that dies meanwhile is noticed, and so is that we leave."""
+        """Wait until the next beat. A broker that dies meanwhile is noticed, and so is our own leaving."""
         resting = asyncio.ensure_future(neighbour.rest(self._beat_s))
         leaving = asyncio.ensure_future(self._leave.wait())
         try:
@@ -195,7 +196,7 @@ class Gossip:
             await asyncio.gather(resting, leaving, return_exceptions=True)
 
     async def _beat(self, neighbour: Peer, address: str) -> bool:
-        """True if there is anything to say on this connection later."""
+        """Send a beat. True if the connection has a use later."""
         registry = self._registry
         me, *known = registry.states()
         met = await neighbour.ask(Meet(me, known), Met)
@@ -220,13 +221,13 @@ class Gossip:
     async def _compare_alarms(self, neighbour: Peer, met: Met) -> None:
         """Alarm rules may have been made, changed, silenced or dropped while one of us was away. Each asks the other,
         and the later change counts, so that both come to the same."""
-        desk = self._broker.outlook.alarms
-        if not met.alarms or met.alarms in (desk.digest, self._seen_alarms.get(met.me.id)):
+        alarms = self._broker.outlook.alarms
+        if not met.alarms or met.alarms in (alarms.digest, self._seen_alarms.get(met.me.id)):
             return
         after, more, news = "", True, False
         while more:
             book = await neighbour.ask(AskAlarmBook(after), AlarmBook)
-            news = await desk.merge(book) or news
+            news = await alarms.merge(book) or news
             after, more = max([*(rule.name for rule in book.rules), *book.changes], default=""), book.more
         self._seen_alarms[met.me.id] = met.alarms
         if news:
@@ -250,19 +251,19 @@ class Gossip:
         for topic in topics:
             if topic.name not in broker.topics:
                 try:
-                    await broker.create_topic(topic)
+                    await broker.topics.create(topic)
                 except Conflict:
                     continue
         for group in groups:
             passing, mine = group.ephemeral or group.name.startswith(PRIVATE), broker.topics.get(group.topic)
             if not passing and mine is not None and group.name not in mine.groups:
-                await broker.put_group(group)
+                await broker.groups.put(group)
 
-    # A topic that others may have
+    # Topics of others
 
     async def ask_around(self, topic: str) -> None:
-        """Make a topic that another broker has, as it is there: it was made without us. All that want to know at a time
-        are told by one round of questions."""
+        """Make a topic that another broker has, as it is there: it was made without us. All concurrent requests share
+        one round of questions."""
         asking = self._asking.get(topic)
         if asking is None:
             asking = self._asking[topic] = asyncio.get_running_loop().create_task(self._find(topic))
@@ -293,11 +294,11 @@ class Gossip:
             await neighbour.close()
         return config, [group.config for group in groups]
 
-    # Groups that others may use
+    # Use of groups
 
     async def unused_elsewhere(self, topic: str) -> Mapping[str, float] | None:
         """For how long none of the other brokers has seen the groups of a topic used; None if one of them does not
-        say. Consumers attach to all brokers, but may reach only some."""
+        answer. Consumers attach to all brokers, but may reach only some."""
         _, *others = self._registry.states()
         if any(one.state != "alive" or not one.address for one in others):
             return None
@@ -324,7 +325,7 @@ class Gossip:
         return [(one.config.name, 0.0 if one.members else one.unused_s) for one in groups]
 
     def _say(self, address: str, error: Exception) -> None:
-        """A broker that is away is mentioned once, and then rarely."""
+        """Log a broker that is away once, and then rarely."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._said.get(address, 0.0) and not self._leave.is_set():
             self._said[address] = now_s + _LOUD_EVERY_S

@@ -1,9 +1,9 @@
-"""The registry: which brokers there are, and which clients are connected to this one.
+"""Membership: the known brokers, and the clients connected to this one.
 
-Every broker keeps one for itself. Whether another is alive it believes only when it has heard of it itself; that one
-exists, and where, it also believes when it is told. A broker that keeps messages on a disk of its own stays in the list
-when it is gone, because they will be there when it returns; one without is dropped. At an address there is one broker:
-when another one answers there, because its disk was replaced, the one before is forgotten.
+Every broker keeps one for itself. It believes that another is alive only when it has heard of it itself; its existence
+and address it also takes from others. A broker that keeps messages on a disk of its own stays in the list when it is
+gone, because they will be there when it returns; one without is dropped. At an address there is one broker: when
+another one answers there, because its disk was replaced, the one before is forgotten.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ SHARED: Final = ("mysql", "mariadb", "tidb")
 
 
 class ClientEntry(Protocol):
-    """A connection, as far as the registry must know it."""
+    """A connection as the membership lists it."""
 
     def describe(self) -> list[ClientState]: ...
 
 
 class _Kept(msgspec.Struct):
-    """What of the registry outlives the process."""
+    """The part of the membership that outlives the process."""
 
     id: str
     brokers: list[BrokerState] = []
     clear: list[str] = []
-    """Of these it is known that they have nothing that our shards would have to wait for."""
+    """Brokers that are known to have nothing that our shards would have to wait for."""
 
 
 class BrokerEntry:
@@ -78,7 +78,7 @@ class Membership:
         self._changed = False
         self.id = secrets.token_hex(8)
         self.address = ""
-        """Where we are reached; empty while we listen nowhere."""
+        """Our own address; empty while we listen nowhere."""
         self.epoch = 0
         self.leaving = False
         self.replaced = ""
@@ -98,7 +98,8 @@ class Membership:
         return bool(self._settings.join or self.nodes)
 
     async def load(self, epoch: int) -> None:
-        """Who we are, and whom we knew. A broker without a store of its own is a new one with every start."""
+        """Our identity, and the brokers known before. A broker without a store of its own is a new one with every
+        start."""
         self.epoch = epoch
         if self._kind != "file":
             return
@@ -141,7 +142,7 @@ class Membership:
         )
 
     def heard(self, state: BrokerState) -> bool:
-        """A broker spoke to us, or answered. True if it was not known, or has moved or restarted."""
+        """A broker sent something, or answered. True if it was not known, or has moved or restarted."""
         if state.id == self.id:
             if state.address != self.address:
                 raise Conflict(
@@ -162,7 +163,7 @@ class Membership:
         return news
 
     def told(self, states: Collection[BrokerState]) -> None:
-        """Others know of these."""
+        """Brokers in another's list."""
         for state in states:
             known = self.nodes.get(state.id)
             if state.id == self.id:
@@ -220,7 +221,7 @@ class Membership:
                 self._note(state).state = msgspec.structs.replace(state, replaced=other.id)
 
     def note_clear(self, broker: str, *, clear: bool) -> None:
-        """Whether a broker has nothing that our shards would have to wait for."""
+        """Note whether a broker has nothing that our shards would have to wait for."""
         if clear != (broker in self.clear):
             (self.clear.add if clear else self.clear.discard)(broker)
             self._changed = True
@@ -237,7 +238,7 @@ class Membership:
         return -math.inf if node is None or node.heard_s is None else node.heard_s
 
     def broke_off(self, broker: str) -> bool:
-        """Whether the connection to a broker broke although it did not say farewell, and was not made again yet."""
+        """Whether the connection to a broker broke without a farewell, and was not made again yet."""
         node = self.nodes.get(broker)
         return node is not None and node.lost and node.state.state == "alive"
 

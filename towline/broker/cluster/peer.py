@@ -19,7 +19,7 @@ _ANSWER_BYTES: Final = 8 << 20
 
 
 class Credentials(NamedTuple):
-    """By what a broker is known to the others of its cluster."""
+    """The credentials of a broker in its cluster."""
 
     token: str = ""
     secret: str = ""
@@ -30,8 +30,8 @@ class Credentials(NamedTuple):
 
 
 class Peer:
-    """One connection. It asks one thing at a time; whatever goes wrong is an `Unavailable`, and the connection of no
-    more use."""
+    """One connection, with one request at a time; any failure is an `Unavailable`, and the connection of no more
+    use."""
 
     def __init__(
         self, host: str, port: int, credentials: Credentials, timeout_s: float, *, login_s: float = 0.0
@@ -95,7 +95,7 @@ class Peer:
                     )
 
     async def rest(self, seconds: float) -> None:
-        """Ask nothing for a while; raises when the connection breaks meanwhile."""
+        """Send nothing for a while; raises when the connection breaks meanwhile."""
         try:
             async with asyncio.timeout(seconds):
                 data = await self._reader.read(_READ_BYTES)

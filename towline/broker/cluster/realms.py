@@ -1,11 +1,11 @@
 """Realms: the parts of a shared database, each owned by one broker, and the routing of requests to them.
 
 The topics of a database are divided into realms (`--realms`), by a hash of their names. A realm is owned by one broker
-at a time: a lease with an epoch in the database, which fences every write (`store/sql/ownership.py`), so that what is
-said here about who should own what can be wrong without harm. Each broker computes, by rendezvous hashing over those
-that it knows to be alive, who ought to have each realm; takes those of its own that are free; hands over those that
-another one ought to have; and takes any that nobody has taken for a while. Requests for a realm of another broker are
-answered with `NotOwner`, which says where it is.
+at a time: a lease with an epoch in the database, which fences every write (`store/sql/ownership.py`), so that a wrong
+decision of this module about who should own what does no harm. Each broker computes, by rendezvous hashing over the
+brokers that it knows to be alive, the owner of each realm; takes those of its own that are free; hands over those of
+others; and takes any that nobody has taken for a while. Requests for a realm of another broker are answered with
+`NotOwner`, which carries the owner's address.
 """
 
 from __future__ import annotations
@@ -20,59 +20,21 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from crc32c import crc32c
 
-from towline.broker.access.accounts import ACCOUNTS
-from towline.broker.access.permissions import topic_of_stream
 from towline.broker.broker import Broker
 from towline.broker.cluster.common_documents import EVERY_S
 from towline.broker.cluster.format_number import LOOK_S as NUMBER_S
 from towline.broker.cluster.format_number import FormatNumber
 from towline.broker.cluster.gossip import split_address
+from towline.broker.cluster.routing import Scope, topics_of
 from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.node import Node
 from towline.broker.open_store import sql_settings
 from towline.broker.periodic import every
 from towline.clock import SYSTEM, Clock, in_slices
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
-from towline.model import is_pattern
-from towline.protocol import messages as wire
-from towline.protocol.access import Measure
-from towline.protocol.backup import BeginBackup, HoldBackup
-from towline.protocol.cluster import (
-    Brokers,
-    ForgetBroker,
-    HandBack,
-    ListBrokers,
-    ListClients,
-    Meet,
-    RealmState,
-    realm_of,
-)
-from towline.protocol.messages import (
-    Beat,
-    ListDelayed,
-    ListGroups,
-    ListTopics,
-    Pull,
-    PutTopic,
-    Request,
-    Settle,
-    Stat,
-    Template,
-)
-from towline.protocol.monitor import (
-    AskAlarmBook,
-    DropAlarm,
-    ListAlarms,
-    ListPage,
-    Pulse,
-    PutAlarm,
-    SilenceAlarm,
-    Storage,
-    TestAlarm,
-)
-from towline.protocol.publications import AskSink, MoveHold, Publish, Stage, Unstage
-from towline.protocol.scan import Survey
-from towline.protocol.transactions import Prepare
+from towline.model import PULL_STREAMS, is_pattern
+from towline.protocol.cluster import Brokers, ListBrokers, RealmState, realm_of
+from towline.protocol.messages import Request
 from towline.store.sql import Database, Holder, Ownership, SharedDocuments, SqlStore, prepare_database
 
 if TYPE_CHECKING:
@@ -93,28 +55,9 @@ SHORTEST_S: Final = 0.02
 PROBE_S: Final = 0.3
 FOLLOW_S: Final = 2.0
 PATIENCE_S: Final = 1.0
-"""A realm that is free for so long is taken by whoever sees it."""
+"""A realm that is free for so long is taken by any broker."""
 SETTLE_S: Final = 3.0
-"""A broker that has been alive for so long is given what ought to be its own."""
-
-_HERE: Final = ACCOUNTS | {
-    one.kind
-    for one in (
-        Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat, Template, Storage, ListAlarms, PutAlarm,
-        DropAlarm, SilenceAlarm, TestAlarm, AskAlarmBook, BeginBackup, HoldBackup,
-    )
-}  # fmt: skip
-"""Answered by any broker, for itself or for all."""
-_HERE_OR_TOPIC: Final = {one.kind for one in (ListGroups, ListDelayed, ListPage, Pulse, Measure)}
-"""The same, unless they name a topic."""
-_WHOLE: Final[Mapping[type[Request], str]] = {
-    Prepare: "prepared transactions need",
-    MoveHold: "a hold on retention needs",
-    **dict.fromkeys((Publish, Unstage, AskSink), "a sink for any topic needs"),
-}
-"""What concerns one realm, and does not say which; of a sink, unless it names the topic it is for."""
-_MAKING: Final = {one.kind for one in (wire.Send, wire.Attach, Prepare, Stage, HandBack)}
-"""What makes a topic, if there is none."""
+"""A broker that has been alive for so long gets its realms."""
 
 
 class _Store(SqlStore):
@@ -128,8 +71,8 @@ class _Store(SqlStore):
         self._catching_up = asyncio.Lock()
 
     async def save(self, name: str, document: bytes) -> None:
-        """What brokers of a version before could not read is kept here while they may take this realm: then they begin
-        with what they left, and replay what came behind it."""
+        """Documents that brokers of a version before could not read are kept here while they may take this realm: then
+        they begin with their own, and replay what came behind it."""
         if self.number.keeps_back(name):
             self.kept_back.pop(name, None)  # they are written in the order in which they were saved last
             self.kept_back[name] = document
@@ -138,8 +81,8 @@ class _Store(SqlStore):
         await super().save(name, document)
 
     async def _catch_up(self) -> None:
-        """Write what was kept back, once no broker of a version before may come any more. Nothing is kept back from
-        then on, so nothing that is written here is older than what is there."""
+        """Write the documents that were kept back, once no broker of a version before may come any more. Nothing is
+        kept back from then on, so nothing that is written here is older than what is there."""
         if not self.kept_back or self.older_may_come:
             return
         async with self._catching_up:
@@ -153,10 +96,10 @@ class _Store(SqlStore):
         return self.number.older_may_come
 
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
-        """What is in no snapshot on the database is replayed from the pull logs: they are kept whole."""
+        """Events that are in no snapshot on the database are replayed from the pull logs: they are kept whole."""
         await self._catch_up()
         if self.older_may_come or self.kept_back:
-            pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams("pull/")}}
+            pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams(PULL_STREAMS)}}
         return await super().retain(max_age_us, max_bytes, pinned)
 
     async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
@@ -189,7 +132,7 @@ class Realms:
         self._holders: dict[str, Holder] = {}
         self._free_since: dict[str, float] = {}
         self._looked_s = 0.0
-        """When it was last seen who has what."""
+        """When the owners were last read."""
         self._moving: set[str] = set()
         self._dead: set[str] = set()
         """Owners of realms that were killed, although their leases run on."""
@@ -197,11 +140,11 @@ class Realms:
         """Brokers that let a lease run out, and when they were still silent."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._moves: set[asyncio.Task[None]] = set()
-        """What takes a realm, gives it away or lets go of it."""
+        """Tasks that take, hand over or release a realm."""
         self._ownership: Ownership
         self._closing = False
         self._mark = 0
-        """Stands for what clients are told of brokers and realms: who waits to hear of it is told when it changes."""
+        """The mark of the list of brokers and realms: clients that wait for news are answered when it changes."""
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._telling = True
 
@@ -229,24 +172,25 @@ class Realms:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    # Which request goes where
+    # Routing
 
     def realm_of(self, topic: str) -> str:
         return self._names[realm_of(topic, len(self._names))]
 
-    def choose(self, request: Request, members: Mapping[int, Member | PrefixSubscription]) -> Broker:
+    def choose(self, request: Request, scope: Scope, members: Mapping[int, Member | PrefixSubscription]) -> Broker:
         """The broker of a request; `NotOwner` if it is not one of ours."""
-        if isinstance(request, Pull | Settle | wire.Detach) or (isinstance(request, Beat) and request.subscription):
-            member = members.get(request.subscription)
+        subscription = getattr(request, "subscription", 0) if scope.subscription else 0
+        if subscription:
+            member = members.get(subscription)
             if member is None:
-                raise NotFound(f"there is no subscription {request.subscription} on this connection: attach first")
+                raise NotFound(f"there is no subscription {subscription} on this connection: attach first")
             if isinstance(member, PrefixSubscription):
                 return self._broker(MAIN, "")
             return self._broker(self.realm_of(member.config.topic), member.config.topic)
-        if self._is_for_here(request):
+        topics = topics_of(request) if scope.topic or scope.whole else set()
+        if scope.here and not topics:
             self.number.check(request)
             return self.front
-        topics = _topics_of(request)
         if any(map(is_pattern, topics)):
             if len(self._names) > 1:
                 raise BadRequest("a subscription by prefix needs brokers with realms=1")
@@ -258,26 +202,17 @@ class Realms:
                 "only be stored in one: send to them apart, or run the brokers with realms=1"
             )
         [realm] = realms
-        named = bool(topics) and isinstance(request, Publish | Unstage | AskSink)
-        if isinstance(request, tuple(_WHOLE)) and not named and len(self._names) > 1:
-            what = next(text for kind, text in _WHOLE.items() if isinstance(request, kind))
-            raise BadRequest(f"{what} brokers with realms=1")
+        if scope.whole and not (scope.topic and topics) and len(self._names) > 1:
+            raise BadRequest(f"{scope.whole} brokers with realms=1")
         return self._broker(realm, next(iter(topics), ""))
 
     def look_first(self, request: Request, broker: Broker) -> Callable[[], Awaitable[None]] | None:
-        """What is to be done before a request that makes a topic: whoever has changed the template, at whichever
-        broker, goes by it from then on."""
-        if request.kind not in _MAKING or not self._settings.auto_create_topics:
-            return None
+        """The step before a request that makes a topic: a change of the template, at whichever broker, counts from then
+        on."""
         known = broker.topics
-        return None if all(topic in known for topic in _topics_of(request)) else self.front.renew_template
-
-    def _is_for_here(self, request: Request) -> bool:
-        if request.kind in _HERE_OR_TOPIC:
-            return not getattr(request, "topic", "")
-        if isinstance(request, Survey):
-            return not _topics_of(request)
-        return request.kind in _HERE or (isinstance(request, PutTopic) and request.template)
+        if not self._settings.auto_create_topics or all(topic in known for topic in topics_of(request)):
+            return None
+        return self.front.renew_template
 
     def _broker(self, realm: str, topic: str) -> Broker:
         broker = self.owned.get(realm)
@@ -290,7 +225,7 @@ class Realms:
         raise NotOwner(f"{what} is served by the broker at {address}")
 
     def _address_of(self, realm: str) -> str:
-        """Of the broker that serves a realm, as far as we know; empty if there is none."""
+        """The address of a realm's owner, as far as we know; empty if there is none."""
         if realm in self.owned:
             return self.front.registry.address
         holder, silent_s = self._holders.get(realm), self._clock.steady_s() - self._looked_s
@@ -307,10 +242,10 @@ class Realms:
             return f"the database {label} has not answered for {silent_s:.0f} s. When it does, all goes on by itself"
         return "try again"
 
-    # What clients are told
+    # News for clients
 
     async def brokers(self, request: ListBrokers) -> Brokers:
-        """Which brokers there are and who has which realm; if the client knows that already, as soon as it changes."""
+        """The brokers and the owner of each realm; if the client knows that already, as soon as it changes."""
         if request.mark == self._mark and request.wait_ms and self._telling:
             await asyncio.wait([self._news], timeout=request.wait_ms / 1000)
         told = self.front.registry.brokers()
@@ -325,7 +260,7 @@ class Realms:
         return max(seen, broker.store.lease.epoch) if broker is not None and isinstance(broker.store, _Store) else seen
 
     def _note_news(self) -> None:
-        """Something may have changed: who waits for it is told."""
+        """Something may have changed: answer clients that wait for news."""
         states = [(one.id, one.address, one.state) for one in self.front.registry.states()]
         mark = crc32c(msgspec.msgpack.encode((states, self._states())))
         if mark != self._mark:
@@ -342,7 +277,7 @@ class Realms:
         if not self._news.done():
             self._news.set_result(None)
 
-    # Taking and giving
+    # Takeover and handover
 
     async def _work(self) -> None:
         while True:
@@ -355,13 +290,13 @@ class Realms:
             await asyncio.sleep(self._pause_s())
 
     def _pause_s(self) -> float:
-        """Until we look again: a realm whose lease runs out before that is looked at then."""
+        """Until we look again: at the latest when the next lease runs out."""
         ending = [holder.left_s for holder in self._holders.values() if 0 < holder.left_s < LOOK_S]
         most_s = SOON_S if self._expects() else LOOK_S
         return max(min(ending, default=most_s), SHORTEST_S)
 
     def _expects(self) -> bool:
-        """Whether a realm is about to be given to us: its broker leaves, or has less right to it."""
+        """Whether a realm is about to be given to us: its broker leaves, or ranks lower."""
         me, settled = self.front.registry.id, self._settled()
         states = {one.id: one for one in self.front.registry.states()}
         for realm in self._names:
@@ -393,20 +328,20 @@ class Realms:
                 if heir and heir != self.front.registry.id and self.front.registry.id in settled:
                     self._move(realm, GIVING, self._hand_over(realm, heir))
             elif free:
-                # Whoever let its lease run out does not live, whatever its last beat said.
+                # A broker that let its lease run out does not live, whatever its last beat said.
                 first = _chosen(realm, [one.id for one in alive if one.id != owner]) == self.front.registry.id
                 if first or now_s - since_s > PATIENCE_S:
                     self._move(realm, TAKING, self._take(realm, owner if owner in self._dead else ""))
         self._note_news()
 
     def _settled(self) -> list[str]:
-        """The brokers that may be given what ought to be their own."""
+        """The brokers that may be given their realms."""
         alive = self.front.registry.alive()
         return [one.id for one in alive if one.uptime_s > SETTLE_S and one.id not in self._doubted]
 
     def _doubt(self, now_s: float) -> None:
-        """Who let a lease run out stands still, whatever its last beat said: it is given nothing before it was heard
-        of again, and is settled."""
+        """A broker that let a lease run out stands still, whatever its last beat said: it is given nothing before it
+        was heard of again, and is settled."""
         registry = self.front.registry
         for broker, since_s in list(self._doubted.items()):
             if broker not in registry.nodes or now_s - since_s > SETTLE_S:
@@ -468,7 +403,7 @@ class Realms:
         self._note_news()
         log.info("realm %s is served here, in epoch %d", realm, lease.epoch)
         store.lost.add_done_callback(lambda _: self._lost(realm, broker))
-        # What counts may have changed while nobody knew that this realm is here.
+        # The common settings may have changed while nobody knew that this realm is here.
         await self.front.instruct(broker)
 
     async def _refuse_strangers(self, realm: str, broker: Broker) -> None:
@@ -480,7 +415,7 @@ class Realms:
                 )
 
     def _lost(self, realm: str, broker: Broker) -> None:
-        """Another one has it, or the database failed: nothing that we know of it counts any more."""
+        """Another broker has it, or the database failed: nothing that we know of it counts any more."""
         if self.owned.get(realm) is broker:
             del self.owned[realm]
             self._note_news()
@@ -502,14 +437,14 @@ class Realms:
         await self._drop(broker)
         node = self.front.registry.nodes.get(heir)
         if self._closing and node is not None:
-            # Who leaves looks no more at who has what.
+            # A broker that leaves reads the owners no more.
             epoch = broker.store.lease.epoch
             self._holders[realm] = Holder(realm, heir, node.state.address, epoch, math.inf, "")
             self._note_news()
 
     async def leave(self) -> None:
-        """Hand everything over to those who stay, all realms at a time. Clients are still there, and are told where
-        they are to go."""
+        """Hand everything over to those who stay, all realms at a time. Clients are still connected, and are
+        redirected."""
         if self._closing:
             return
         self._closing = True
@@ -522,11 +457,11 @@ class Realms:
         while self.owned or self._moves:
             leaving = [self._leave_to(realm, _chosen(realm, others) or "") for realm in list(self.owned)]
             given = [self.front.lag.timed(GIVING, one) for one in leaving]
-            # What was being taken just now is given away, too: else nobody else gets it before its lease ends.
+            # A realm that was being taken just now is handed over, too: else nobody else gets it before its lease ends.
             await asyncio.gather(self._moved(), *given)
 
     async def _moved(self) -> None:
-        """What was being taken or given has come, or gone, or cannot be waited for."""
+        """Realms under way were taken or handed over, or cannot be waited for."""
         if self._moves:
             _, late = await asyncio.wait(self._moves, timeout=FOLLOW_S)
             for task in late:
@@ -544,7 +479,8 @@ class Realms:
         await self.database.close()
 
     async def _follow_once_more(self) -> None:
-        """What was changed at another broker just now. One that is alone later goes by what is in its realm."""
+        """Take over what was changed at another broker just now. A broker that is alone later goes by the documents in
+        its realm."""
         try:
             async with asyncio.timeout(FOLLOW_S):
                 await self.front.follow()
@@ -570,18 +506,3 @@ async def _refuses(address: str) -> bool:
         return False
     writer.close()
     return False
-
-
-def _topics_of(request: Any) -> set[str]:
-    """The topics that a request is about; none if it is about everything."""
-    frames = getattr(request, "frames", None)
-    if frames:
-        return {frame.topic for frame in frames}
-    config = getattr(request, "config", None)
-    topic = getattr(request, "topic", "")
-    if not topic and config is not None:
-        topic = getattr(config, "topic", "") or config.name
-    if not topic:
-        stream = getattr(request, "stream", "") or getattr(request, "prefix", "") + "*"
-        topic = topic_of_stream(stream) if stream.count("/") >= 2 else ""
-    return {topic} if topic else set()

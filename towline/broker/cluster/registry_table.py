@@ -1,7 +1,7 @@
 """The rows of this broker and of its consumers in the database's table `mq_registry`.
 
-People and programs read it with SQL. All beats of a broker are one statement, every ten seconds; who comes or goes is
-there two seconds later. Rows of brokers that died are dropped by those that live.
+People and programs read it with SQL. All beats of a broker are one statement, every ten seconds; changes are there two
+seconds later. Rows of brokers that died are dropped by those that live.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class RegistryTable:
         self._itself = itself
         """Whether the broker's own row is ours to write."""
         self._written: dict[str, Entry] = {}
-        """What the table holds of us."""
+        """Our rows in the table."""
         self._there: dict[str, str] = {}
-        """The kinds of all that may be in it by their names: also of those whose writing had no answer."""
+        """The kinds of all rows that may be in it by their names: also of those whose writing had no answer."""
         self._beat_s = -BEAT_S
         self._task: asyncio.Task[None] | None = None
 
@@ -70,7 +70,7 @@ class RegistryTable:
         )
 
     async def stop(self) -> None:
-        """Take everyone off it."""
+        """Remove all our rows."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

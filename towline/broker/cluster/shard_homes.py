@@ -1,10 +1,10 @@
-"""ShardHomes of the shards of ordered topics, in a cluster whose brokers keep their own messages.
+"""Homes of the shards of ordered topics, in a cluster whose brokers keep their own messages.
 
 A shard's home is the highest of all brokers by `rank`, so a broker that joins becomes the home of some shards, of which
 lower ones may have a backlog. It takes new messages at once and holds them back: a group gets them when it has nothing
 left of the shard at any lower broker. Lower ones wait for none above them, so no two wait for each other.
 
-Each broker tells the higher ones with every beat what it has of their shards. Of one that has told nothing yet, and was
+Each broker sends the higher ones its backlog of their shards with every beat. Of one that has sent nothing yet, and was
 not known to have nothing before this start, everything is waited for.
 """
 
@@ -28,15 +28,15 @@ __all__ = ["SETTLE_S", "ShardHomes"]
 log = logging.getLogger("towline.cluster")
 
 SETTLE_S: Final = 4.0
-"""So long after a broker was first heard of, producers may still send to the homes before: they ask every second who is
-there. And so long after a group was made, its consumers may not be attached everywhere."""
+"""So long after a broker was first heard of, producers may still send to the homes before: they ask every second for
+the brokers. And so long after a group was made, its consumers may not be attached everywhere."""
 _WARN_EVERY_S: Final = 60.0
 LOWER_MAX: Final = 1_000_000
-"""Shards whose rank among brokers is remembered."""
+"""Shards whose rank among brokers is cached."""
 
 
 class _Report:
-    """What a lower broker has of our shards."""
+    """The backlog of a lower broker."""
 
     __slots__ = ("groups", "kept", "pending", "since_s", "topics")
 
@@ -51,7 +51,8 @@ class _Report:
         }
 
     def holds(self, topic: str, group: str, shard: int, *, unsettled: bool) -> bool:
-        """Whether a group must wait with a shard for what is there, or if it is `unsettled` may come there still."""
+        """Whether a group must wait with a shard for this backlog, or for messages that may come there still if it is
+        `unsettled`."""
         if (topic, group, shard) in self.groups or (topic, shard) in self.pending:
             return True
         return unsettled and (topic, shard) in self.kept
@@ -68,10 +69,10 @@ class ShardHomes:
         """Of all that are in there."""
         self._warned_s = -_WARN_EVERY_S
 
-    # What we tell others
+    # Our backlog
 
     def backlog_for(self, broker: str) -> list[Backlog]:
-        """What we have of the shards of which another one is higher than we are."""
+        """Our backlog of the shards of which another broker is the higher one."""
         prepared = self._registry.prepared()
         found = []
         for name, topic in self._topics.items():
@@ -106,10 +107,10 @@ class ShardHomes:
             self._lower_shards += count
         return known
 
-    # What others tell us
+    # Others' backlogs
 
     async def heard(self, broker: str, told: list[Backlog] | None) -> None:
-        """A broker told what it has of our shards; one that cannot tell is not waited for."""
+        """A broker has sent its backlog of our shards; one that cannot is not waited for."""
         known, now_s = self._reports.get(broker), self._clock.steady_s()
         since_s = known.since_s if known is not None else 0.0 if broker in self._registry.clear else now_s
         report = self._reports[broker] = _Report(since_s, told or ())

@@ -33,7 +33,7 @@ log = logging.getLogger("towline.broker")
 
 
 class Consumers:
-    """Those that are connected, those that may come back in a moment, and those of before the broker's start."""
+    """Consumers that are connected, those that may come back in a moment, and those from before the broker's start."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Consumers:
         self._topics = topics
         self._groups = groups
         self._start = start
-        self._fans = PrefixSubscriptions(topics, lambda: broker.closing)
-        topics.on_made = self._fans.made
+        self._subscriptions = PrefixSubscriptions(topics, lambda: broker.closing)
+        topics.on_made = self._subscriptions.made
         self._orphans: dict[tuple[str, str, str], float] = {}
-        """Consumers that held something when the broker stopped, and until when they may come back."""
+        """Consumers with leases from before the start, and the deadline of their return."""
         self._deserted: dict[Dispatcher, float] = {}
-        """Ephemeral groups whose last consumer vanished, and until when it finds its place there."""
+        """Ephemeral groups whose last consumer vanished, and the deadline of its return."""
 
     def await_orphans(self) -> None:
         """After a start, and from when the broker can be reached: consumers have the time of a heartbeat to come back
-        with what they hold. Nothing of it times out before that, though its time was over while the broker was away."""
+        with their leases. None of these times out before that, though its time was over while the broker was away."""
         heartbeat_s = self._settings.heartbeat_s
         deadline_s = self._clock.steady_s() + heartbeat_s
         for dispatcher in self._topics.dispatchers():
@@ -73,11 +73,11 @@ class Consumers:
                 recalling = dispatcher.recall_limits(self._settings.heartbeat_s)
                 self._start(recalling, "reading the limits of messages that are out")
 
-    # Coming
+    # Attach
 
     async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> PrefixSubscription:
-        """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
-        return await self._fans.open(self._checked(request), partial(self._join, address=address), may)
+        """Attach to all topics under a prefix, as far as `may` allows; to those as well that are made later."""
+        return await self._subscriptions.open(self._checked(request), partial(self._join, address=address), may)
 
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         check_topic(request.topic)
@@ -90,7 +90,7 @@ class Consumers:
         return self._seat(dispatcher, request, address=address)
 
     async def _join(self, requests: Sequence[wire.Attach], *, address: str) -> list[Member | TowlineError]:
-        """Attach to many topics at a time; what is against it, for each of them."""
+        """Attach to many topics at a time; the errors, by topic."""
         asked = [self._checked(request) for request in requests]
         for request in asked:
             if (dispatcher := self._groups.find(request.topic, request.group)) is not None:
@@ -117,7 +117,7 @@ class Consumers:
         return member
 
     def _checked(self, request: wire.Attach) -> wire.Attach:
-        """Without places that are of another store: their numbers mean nothing here."""
+        """The request without positions of another store: their numbers mean nothing here."""
         if request.places is None:
             return request
         check_places(request.topic, request.places)
@@ -125,13 +125,14 @@ class Consumers:
         return request if ours else msgspec.structs.replace(request, places=None)
 
     def places(self, member: Member | PrefixSubscription) -> wire.Places | None:
-        """Where a consumer without a group is that was just attached: in the topics where it may have begun anew."""
+        """The positions of a consumer without a group that was just attached: in the topics where its group may have
+        begun anew."""
         if not member.config.ephemeral:
             return None
         begun = [one.dispatcher for one in member.members if not one.dispatcher.group.turns]
         return wire.Places(self._broker.store_id, [place_of(dispatcher) for dispatcher in begun])
 
-    # Working
+    # Pull and settle
 
     async def pull(
         self, member: Member | PrefixSubscription, request: wire.Pull, taker: Taker | None = None
@@ -153,32 +154,38 @@ class Consumers:
             one.last_seen_s = now_s
 
     def held(self, member: Member | PrefixSubscription, holding: Sequence[int]) -> wire.Held:
-        """Which of these pulls a consumer still holds, and what of them was taken away."""
+        """Which of these pulls a consumer still holds, and the messages that were taken away."""
         return (
             member.held_of(holding)
             if isinstance(member, PrefixSubscription)
             else member.dispatcher.held(member, holding)
         )
 
-    # Leaving
+    # Leave
+
+    async def kick(self, topic: str, group: str, consumer: str) -> None:
+        """What a consumer holds goes back to its group; it may attach again, and then holds nothing."""
+        done = await self.leave(self._groups.named(topic, group).member(consumer), vanished=False)
+        if done is not None:
+            await done
 
     async def detach(self, member: Member | PrefixSubscription) -> None:
-        """Give back what is still held; it is as durable as an ack then."""
-        leaving = [one for one in self._fans.leave(member) if not one.fenced]
+        """Give back what is still held; returns when that is as durable as an ack."""
+        leaving = [one for one in self._subscriptions.leave(member) if not one.fenced]
         given_back = [await self.leave(one, vanished=False) async for one in in_slices(leaving)]
         for done in given_back:
             if done is not None:
                 await done
 
     def disconnected(self, member: Member | PrefixSubscription) -> None:
-        """Its connection broke: it may come back for a moment, then what it holds goes to others. It keeps it if the
+        """Its connection broke: it may come back for a moment, then its messages go to others. It keeps them if the
         broker stops: it cannot come back before the next start."""
         if isinstance(member, PrefixSubscription):
-            self._fans.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
-        leaving = [one for one in self._fans.leave(member) if not one.fenced and one.grace is None]
+            self._subscriptions.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
+        leaving = [one for one in self._subscriptions.leave(member) if not one.fenced and one.grace is None]
         if not leaving or self._broker.closing:
             return
-        # One timer for all topics of a subscription: they vanish one after the other, and others have their turn.
+        # One timer for all topics of a subscription: they vanish one after the other, and others run in between.
         loop = asyncio.get_running_loop()
         grace = loop.call_later(
             self._settings.reconnect_grace_s, lambda: self._start(self._vanish(leaving), "consumers that vanished")
@@ -187,7 +194,7 @@ class Consumers:
             member.grace = grace
 
     async def _vanish(self, members: Sequence[Member]) -> None:
-        """They did not come back; nothing happens to those that did, under their names."""
+        """Drop the members that did not come back; nothing happens to those that did, under their names."""
         async for member in in_slices(members):
             if self._broker.closing:
                 return
@@ -197,7 +204,7 @@ class Consumers:
                 log.error("%s: %s", member.dispatcher.label, error)
 
     def let_go(self, members: Sequence[Member]) -> None:
-        """Nobody knows of these. Those that cannot leave now do a little later."""
+        """Drop members that nobody knows of. Those that cannot leave now do a little later."""
         self._start(self._let_go(members), "consumers that could not attach")
 
     async def _let_go(self, members: Sequence[Member]) -> None:
@@ -206,7 +213,7 @@ class Consumers:
                 await self.leave(member, vanished=False)
 
     async def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
-        """Gives when it is as durable as an ack."""
+        """Returns when it is as durable as an ack."""
         done = await member.dispatcher.leave(member, vanished=vanished, reason=reason)
         self._desert(member.dispatcher, vanished=vanished)
         return done
@@ -223,15 +230,15 @@ class Consumers:
             self._start(left, "removing groups of consumers that left")
 
     async def sweep(self) -> None:
-        """Those that were silent for too long lose what they hold, and so do those that did not come back."""
+        """Consumers that were silent for too long lose their leases, and so do those that did not come back."""
         if self._broker.closing or self._broker.store.failure is not None:
-            # Where nothing can be written down, nothing is taken from anyone; a new start sees to it.
+            # Where nothing can be recorded, nothing is taken from anyone; a new start sees to it.
             return
         now_s = self._clock.steady_s()
         async for dispatcher in in_slices(list(self._topics.dispatchers())):
             for member, vanished, reason in parting_members(dispatcher, now_s, self._settings.heartbeat_s):
                 await self.leave(member, vanished=vanished, reason=reason)
-        self._fans.sweep(now_s)
+        self._subscriptions.sweep(now_s)
         for dispatcher in list(self._deserted):
             # While one is deleted, the consumer of another may come back.
             if dispatcher.closed or now_s > self._deserted.get(dispatcher, now_s):
@@ -255,7 +262,7 @@ def _broke(member: Member) -> str:
 
 def parting_members(dispatcher: Dispatcher, now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool, str]]:
     """The consumers of a group that have been silent for too long; and those that have left, where it could not be
-    written down then. Whether they vanished, and why."""
+    recorded then. With whether they vanished, and the reason."""
     for member in list(dispatcher.members.values()):
         if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
             unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"

@@ -1,4 +1,4 @@
-"""Dead letters: copying what was given up, and sending it again."""
+"""Dead letters of a group: bury, list, revise, re-send, drop."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ from towline.delivery import Bury, Part, Resend, Skip
 from towline.delivery.group.events import Buried, Resent
 from towline.errors import NotFound, TooLarge
 from towline.frame import Frame, encode
-from towline.model import LANES, Durability, dead_stream, lane_name, message_id
+from towline.model import (
+    DIED_AT,
+    DIED_ATTEMPT,
+    DIED_ORIGIN,
+    DIED_REASON,
+    LANES,
+    Durability,
+    dead_stream,
+    lane_name,
+    message_id,
+)
 from towline.protocol import messages as wire
 from towline.store import Append, Chunk
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.consume.groups import Groups
 
 __all__ = [
-    "ATTEMPT",
-    "DIED_AT",
-    "ORIGIN",
-    "REASON",
     "DeadLetterLog",
     "bury",
     "expire",
@@ -39,18 +46,14 @@ __all__ = [
 
 log = logging.getLogger("towline.broker")
 
-ORIGIN: Final = "towline-origin"
-ATTEMPT: Final = "towline-attempt"
-REASON: Final = "towline-reason"
-DIED_AT: Final = "towline-died-at"
-ADDED: Final = (ORIGIN, ATTEMPT, REASON, DIED_AT)
-LEFT_OUT: Final = ((REASON,), ADDED)
-"""What a letter that is too large is tried without."""
+ADDED: Final = (DIED_ORIGIN, DIED_ATTEMPT, DIED_REASON, DIED_AT)
+LEFT_OUT: Final = ((DIED_REASON,), ADDED)
+"""Headers without which a letter that is too large is tried."""
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 << 20
 LETTERS_BYTES: Final = 16 << 20
-"""Of letters in one frame, unless it is a single one: they may have come compressed, and are not here."""
+"""Letters in one frame, unless it is a single one: they may have come compressed, and are not here."""
 LETTER_OVERHEAD: Final = 64
 
 
@@ -64,9 +67,31 @@ class Letter(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About what it takes in a frame: characters count as one byte each."""
+        """Its approximate size in a frame: characters count as one byte each."""
         headers = sum(len(name) + len(value) for name, value in self.headers.items())
         return len(self.body) + len(self.key or "") + headers + LETTER_OVERHEAD
+
+
+class DeadLetters:
+    """Those of all groups, for whoever sees to them."""
+
+    def __init__(self, groups: Groups, durability: Durability) -> None:
+        self._groups = groups
+        self._durability = durability
+
+    async def resend(self, request: wire.Resend) -> wire.Resent:
+        return await resend(await self._of(request), request, self._durability)
+
+    async def revise(self, request: wire.ReviseDead) -> wire.Revised:
+        return await revise(await self._of(request), request, self._durability)
+
+    async def purge(self, request: wire.PurgeDead) -> wire.DeadPurged:
+        return await purge(await self._of(request), request.before)
+
+    async def _of(self, request: wire.Resend | wire.ReviseDead | wire.PurgeDead) -> Dispatcher:
+        dispatcher = await self._groups.buried(request.topic, request.group)
+        dispatcher.use()
+        return dispatcher
 
 
 def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
@@ -77,29 +102,29 @@ def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
 
 
 def dead_waiting(dispatcher: Dispatcher) -> int:
-    """How many dead letters were not sent again."""
+    """Dead letters that were not sent again."""
     _, first, end = dead_letters(dispatcher)
     dispatcher.group.forget_resent(first)
     return end - first - dispatcher.group.resent_count
 
 
 async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
-    """Copy all that is dying to the dead letters. The copy and the event that says so are one unit, so that a crash
-    leaves both or neither. What is too large for them goes on dying: it is tried again when this is called later."""
+    """Copy all dying messages to the dead letters. The copy and its event are one unit, so that a crash leaves both or
+    neither. Those that are too large stay dying: they are tried again when this is called later."""
     most = BATCH_MESSAGES
     dispatcher.refusals.keep(dispatcher.group.dying)
     while (chosen := _some(dispatcher, most)) and not dispatcher.closed:
         parts, reasons = list(chosen), list(chosen.values())
-        parcel = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
+        fetched = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
         if dispatcher.closed:
             return
         if not all(dispatcher.group.is_dying(part) for part in parts):
             # The group was moved meanwhile: some are dying no more.
             continue
-        for span, why in parcel.lost:
+        for span, why in fetched.lost:
             log.error("%s: a dead message cannot be read and is skipped: %s: %s", dispatcher.label, span, why)
             dispatcher.run(Skip(0, (span,), why))
-        letters, buried = _compose(dispatcher, parts, reasons, parcel)
+        letters, buried = _compose(dispatcher, parts, reasons, fetched)
         if not letters:
             continue
         try:
@@ -112,7 +137,7 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
 
 
 def _some(dispatcher: Dispatcher, most: int) -> dict[Part, str]:
-    """A few of the dying, with their reasons: at most so many messages."""
+    """A few of the dying messages, with their reasons."""
     chosen: dict[Part, str] = {}
     for part, reason in dispatcher.group.dying.items():
         if not most:
@@ -137,13 +162,13 @@ def _runs(parts: Iterable[Part]) -> list[Part]:
 
 
 def _compose(
-    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], parcel: Fetched
+    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], fetched: Fetched
 ) -> tuple[list[Letter], dict[Part, str]]:
-    """The letters of what was read, as many as go into a frame, and which messages they are, with the reasons."""
+    """The letters of fetched messages, as many as go into a frame, and their parts, with the reasons."""
     died_at = f"{dispatcher.clock.now_us() / SECOND_US:.6f}"
-    data, at, letters, buried = b"".join(parcel.buffers), 0, list[Letter](), dict[Part, str]()
+    data, at, letters, buried = b"".join(fetched.buffers), 0, list[Letter](), dict[Part, str]()
     owner, room = 0, LETTERS_BYTES
-    for one in parcel.parts:
+    for one in fetched.parts:
         frame = Frame(data[at : at + one.length])
         at += one.length
         bodies = frame.bodies(one.start, one.start + one.count)
@@ -161,7 +186,7 @@ def _compose(
             part = parts[owner]
             piece = Part(part.lane, first, min(part.end, end) - first, part.attempt)
             buried[piece] = reasons[owner]
-            about += [{ATTEMPT: str(part.attempt), REASON: reasons[owner], DIED_AT: died_at}] * piece.count
+            about += [{DIED_ATTEMPT: str(part.attempt), DIED_REASON: reasons[owner], DIED_AT: died_at}] * piece.count
             first = piece.end
         letters += _letters(dispatcher, frame, one, bodies[:count], about)
         if count < one.count:
@@ -184,8 +209,8 @@ async def _bury(
 async def _bury_less(
     dispatcher: Dispatcher, letter: Letter, buried: Mapping[Part, str], error: TooLarge, durability: Durability
 ) -> None:
-    """A letter is too large, maybe only because of what is known of its death: that may be left out. What was sent may
-    not, for it may be sent again."""
+    """A letter is too large, maybe only because of the headers about its death: these may be left out. The message
+    itself may not, for it may be sent again."""
     [part] = buried
     for names in LEFT_OUT:
         kept = {name: value for name, value in letter.headers.items() if name not in names}
@@ -197,14 +222,14 @@ async def _bury_less(
         if dispatcher.closed or not dispatcher.group.is_dying(part):
             return
     dispatcher.group.set_apart(part)
-    message = f"dying message {letter.headers[ORIGIN] or part.first}"
+    message = f"dying message {letter.headers[DIED_ORIGIN] or part.first}"
     dispatcher.refusals.note(part, f"{dispatcher.label}: {message}, which is too large for the dead letters,", error)
 
 
 def _letters(
     dispatcher: Dispatcher, frame: Frame, one: wire.Part, bodies: Sequence[bytes], about: Sequence[dict[str, str]]
 ) -> list[Letter]:
-    """Of the first messages of a part. `about` says for each what is known of its death."""
+    """Letters of the first messages of a part. `about` has the headers about the death of each."""
     count = len(bodies)
     stop = one.start + count
     keys = frame.keys(one.start, stop) or [None] * count
@@ -217,7 +242,7 @@ def _letters(
             lane,
             body,
             key,
-            {**head, ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""), **death},
+            {**head, DIED_ORIGIN: _origin(dispatcher, one, number) or head.get(DIED_ORIGIN, ""), **death},
             shard_key,
             limit,
         )
@@ -228,7 +253,7 @@ def _letters(
 
 
 def rank(dispatcher: Dispatcher, lane: int) -> int:
-    """Which of the group's own lanes goes with a lane: a shard has no priority."""
+    """The priority of the group's own lane for a lane: a shard has none of its own."""
     group = dispatcher.group
     if lane >= group.topic_lanes:
         return lane - group.topic_lanes
@@ -236,7 +261,7 @@ def rank(dispatcher: Dispatcher, lane: int) -> int:
 
 
 def _origin(dispatcher: Dispatcher, one: wire.Part, number: int) -> str:
-    """Where a message was sent first; one that was sent again carries it already."""
+    """The place where a message was sent first; one that was sent again carries it already."""
     group = dispatcher.group
     if one.lane >= group.topic_lanes:
         return ""
@@ -263,7 +288,7 @@ async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: D
     def change(letter: Letter) -> Letter:
         headers = letter.headers
         if request.headers is not None:
-            kept = {ORIGIN: headers[ORIGIN]} if ORIGIN in headers else {}
+            kept = {DIED_ORIGIN: headers[DIED_ORIGIN]} if DIED_ORIGIN in headers else {}
             headers = {**request.headers, **kept}
         key = letter.key if request.key is None else request.key or None
         body = letter.body if request.body is None else request.body
@@ -274,7 +299,7 @@ async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: D
 
 
 async def purge(dispatcher: Dispatcher, before: int) -> wire.DeadPurged:
-    """Drop the dead letters before this number; how many of them had not been sent again."""
+    """Drop the dead letters before this number; returns how many of them had not been sent again."""
     stream, first, end = dead_letters(dispatcher)
     until = min(before, end)
     going = sum(map(len, _not_resent(dispatcher, first, until)))
@@ -285,7 +310,8 @@ async def purge(dispatcher: Dispatcher, before: int) -> wire.DeadPurged:
 
 
 async def expire(dispatcher: Dispatcher) -> dict[str, int]:
-    """Drop the dead letters that the group keeps no longer; gives what retention must not drop before that."""
+    """Drop the dead letters that the group keeps no longer; returns the first that retention must not drop before
+    that."""
     kept_s = dispatcher.group.config.dead_retention_s
     if not kept_s or dispatcher.closed:
         return {}
@@ -303,9 +329,9 @@ async def resend(
     durability: Durability,
     change: Callable[[Letter], Letter] = lambda letter: letter,
 ) -> wire.Resent:
-    """Put dead letters on the group's own lanes, where only this group gets them; as many at a time as a frame may
-    hold. The copies and the event that marks the letters are one unit. What a database does not take is not sent, and
-    not marked; all else is."""
+    """Append dead letters to the group's own lanes, where only this group gets them; as many at a time as a frame may
+    hold. The copies and the event that marks the letters are one unit. A letter that a database refuses is not sent,
+    and not marked; all others are."""
     stream, first, end = dead_letters(dispatcher)
     waiting = _not_resent(dispatcher, first, end) if not request.dead else []
     numbers = sorted(set(request.dead)) or list(islice(chain.from_iterable(waiting), request.limit))
@@ -330,7 +356,7 @@ async def resend(
 async def _send_some(
     dispatcher: Dispatcher, numbers: Sequence[int], letters: Sequence[Letter], durability: Durability
 ) -> dict[int, TooLarge]:
-    """Send letters again; those that are too large."""
+    """Send letters again; returns those that are too large."""
     try:
         await _send_again(dispatcher, numbers, letters, durability)
     except TooLarge as error:
@@ -389,7 +415,7 @@ async def _read_letters(dispatcher: Dispatcher, stream: str, numbers: Sequence[i
         read = await dispatcher.store.read(stream, number, run, BATCH_BYTES)
         if not read.chunks or read.chunks[0].first != number:
             if letters:
-                return letters  # what is before it is sent
+                return letters  # earlier ones are sent
             reason = read.lost[0].reason if read.lost else "it was dropped"
             raise NotFound(
                 f"dead letter {number} of {dispatcher.label} cannot be read: {reason}. Name others to send those, or "
@@ -413,9 +439,9 @@ def _letters_in(chunk: Chunk) -> Iterator[Letter]:
     for body, key, headers, shard_key, limit in zip(
         frame.bodies(start, stop), keys, all_headers, shard_keys, limits, strict=True
     ):
-        origin = headers.get(ORIGIN, "")
+        origin = headers.get(DIED_ORIGIN, "")
         lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
-        kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
+        kept = {name: value for name, value in headers.items() if name not in (DIED_ATTEMPT, DIED_REASON, DIED_AT)}
         yield Letter(lane, body, key, kept, shard_key, limit)
 
 
@@ -424,7 +450,8 @@ REASON_SHOWN: Final = 200
 
 
 class DeadLetterLog:
-    """Of one group. However many messages die, and of whatever reasons, no line follows another within `EVERY_S`."""
+    """Log lines about the dead letters of one group. However many messages die, and whatever the reasons, no line
+    follows another within `EVERY_S`."""
 
     def __init__(self, label: str, clock: Clock) -> None:
         self._label = label
@@ -435,7 +462,7 @@ class DeadLetterLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, count: int, reason: str) -> None:
-        """So many died; `reason` is that of one of them."""
+        """Count dead letters; `reason` is that of one of them."""
         self._count += count
         self._reason = reason
         if self._timer is not None:
@@ -447,7 +474,7 @@ class DeadLetterLog:
             self._timer = asyncio.get_running_loop().call_later(EVERY_S - since_s, self.tell)
 
     def tell(self) -> None:
-        """Say what was not said yet: when it is time, and at the end."""
+        """Log the rest: when it is time, and at the end."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

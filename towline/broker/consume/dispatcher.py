@@ -1,4 +1,4 @@
-"""One group at work: delivery decides, the pull log keeps, waiting consumers are served."""
+"""One group at work: delivery decides, the pull log records, waiting pulls are granted."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = ["LOST_MAX", "ROOM_S", "Dispatcher", "NoRoom"]
 log = logging.getLogger("towline.broker")
 
 LISTED_MAX = 5
-"""Ranges of messages that a line of the log names."""
+"""Ranges of messages in a log line."""
 LOST_MAX = 1_000
-"""Ranges of lost messages that a beat is answered with."""
+"""Ranges of lost messages in the answer to a beat."""
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 5.0
 REMIND_S = 300.0
@@ -50,11 +50,11 @@ ROOM_S = 5.0
 
 
 class NoRoom(QueueFull):
-    """There is no room for an answer among those that clients have not taken."""
+    """The answer budget has no room for this answer."""
 
 
 class Outage:
-    """The store does not bring what a group has to deliver: one pull at a time tries again, the others wait."""
+    """The store cannot read what a group has to deliver: one pull at a time tries again, the others wait."""
 
     __slots__ = ("pause_s", "reason", "remind_s", "until_s")
 
@@ -65,7 +65,7 @@ class Outage:
 
 
 class Dispatcher:
-    """Everything that happens in a group goes through `run`: decide, append to the pull log, apply, in one step."""
+    """All changes of a group go through `run`: decide, append to the pull log, apply, in one step."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class Dispatcher:
         self.group = group
         self.clock = clock
         self.time = time
-        """What the group goes by: a clock that is set makes none of its waits shorter or longer."""
+        """The clock of the group: setting the wall clock makes none of its waits shorter or longer."""
         self.made_us = min(group.config.created_at_us - time.set_us, time.now_us())
-        """When the group was made, by the same."""
+        """When the group was made, by the same clock."""
         self.store = store
-        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name), time)
+        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name), time, group.apply)
         owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
         self.lanes = [*lanes, *owns]
         self.streams = [lane.stream for lane in self.lanes]
         self._changed: set[int] = set()
-        """Lanes that have grown since they were looked at."""
+        """Lanes that have grown since they were last observed."""
         for number, lane in enumerate(self.lanes):
             lane.watch(self._changed, number)
         self.members: dict[str, Member] = {}
@@ -99,16 +99,14 @@ class Dispatcher:
         self.refusals = Refusals[Part](clock)
         """Dying messages that are too large for the dead letters."""
         self.copying: dict[asyncio.Future[None], tuple[Part, ...]] = {}
-        """Units of copies, with the event that speaks of them, that are on their way; and what dies by them."""
-        self.taken_back = 0
-        """How many of them were refused."""
+        """Units of copies being written, each with its event and the messages that die by it."""
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
         self.stopping = False
-        """The broker stops: nobody can settle anything any more, and nothing is taken from anyone for that."""
+        """The broker stops: nothing can be settled any more, and nothing is taken from anyone for that."""
         self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0, "failed": 0}
         self.oldest: dict[int, Oldest] = {}
-        """By lane, what was last found when looking for the oldest message."""
+        """By lane, the oldest message as of the last look."""
         self.next_pull = next_pull
         self._durability = durability
         self._lag = lag
@@ -149,12 +147,12 @@ class Dispatcher:
         return "" if self.outage is None else self.outage.reason
 
     def listed(self, ranges: Sequence[Part | Span]) -> str:
-        """Messages, for a line of the log: there may be very many ranges of them."""
+        """A log text for messages: there may be very many ranges of them."""
         shown = [f"{self.streams[one.lane]} {one.first} to {one.end - 1}" for one in ranges[:LISTED_MAX]]
         more = f", and {len(ranges) - LISTED_MAX} more ranges" if len(ranges) > LISTED_MAX else ""
         return f"{sum(one.count for one in ranges)} message(s), {', '.join(shown)}{more}"
 
-    # The one step
+    # Decide, append, apply
 
     def run(
         self, command: Command, durability: Durability = Durability.OS, also: Sequence[Append] = ()
@@ -170,7 +168,6 @@ class Dispatcher:
         appended = self.log.append(events, durability, also)
         dying = False
         for event in events:
-            self.group.apply(event)
             dying = dying or isinstance(event, GaveUp)
             if isinstance(event, Overrun):
                 told = self.listed(event.parts)
@@ -182,17 +179,16 @@ class Dispatcher:
     def record_copies(
         self, event: Buried | Resent, reasons: Sequence[str], copies: Sequence[Append], durability: Durability
     ) -> Appended:
-        """Record an event in one unit with the copies of messages that it speaks of. If these are refused, now or late,
-        nothing has happened."""
+        """Record an event in one unit with the copies of its messages. If these are refused, now or late, nothing has
+        happened."""
         nothing = msgspec.structs.replace(event, **({"parts": ()} if isinstance(event, Buried) else {"dead": ()}))
-        # Whoever copies has to know what becomes of it.
+        # The caller has to know the outcome.
         appended = self.log.append([event], max(durability, Durability.OS), copies, [nothing])
-        self.group.apply(event)
 
         def finish(done: asyncio.Future[None]) -> None:
             del self.copying[done]
             if not done.cancelled() and isinstance(done.exception(), TooLarge):
-                self.taken_back += 1
+                self.log.refusals += 1
                 self.group.take_back(event, reasons)
 
         if not appended.done.done():
@@ -218,10 +214,10 @@ class Dispatcher:
         least: int = 1,
         room_s: float = ROOM_S,
     ) -> tuple[wire.Pulled, Buffers]:
-        """Grant messages, or wait for them; of one that does not wait, `least` is how many it takes, and `room_s` how
-        long it waits for room. What comes while it waits may be taken to the consumer at once, on top of being the
-        answer in the end: to wake up the one who waits here takes time that the consumer would have to wait as well. A
-        pull that stands goes on waiting then."""
+        """Grant messages, or wait for them; for a pull that does not wait, `least` is the number it takes, and `room_s`
+        how long it waits for room. Messages that come while it waits may be taken to the consumer at once, besides
+        being the answer in the end: to wake up the waiting task takes time that the consumer would have to wait as
+        well. A standing pull goes on waiting then."""
         self._check(member)
         if self._limits.recalling and request.acts:
             await self._limits.recalled()
@@ -249,7 +245,7 @@ class Dispatcher:
             else:
                 full = not await self._wait_for_room(member, request, pulled, taker, begun_s + (wait_s or room_s))
             if got is None and wait_s:
-                # Nothing of it can be handed over; maybe there is something else.
+                # All of it was lost or expired; maybe there is something else.
                 left_s = begun_s + wait_s - self.clock.steady_s()
                 request = msgspec.structs.replace(request, wait_ms=max(round(left_s * 1000), 0))
         if done is not None:
@@ -258,11 +254,11 @@ class Dispatcher:
             if not wait_s and not request.acts:
                 self._check_flow(full=full)
             return wire.Pulled(0, [], settled.refused, lost=settled.lost), []
-        pull, parcel = got
-        return self._answer(pull, parcel.parts, settled), parcel.buffers
+        pull, fetched = got
+        return self._answer(pull, fetched.parts, settled), fetched.buffers
 
     def _check_flow(self, *, full: bool) -> None:
-        """Whoever would be told that there is nothing is told if there may be something."""
+        """Before an empty answer: raise if messages may be there that could not be read, or had no room."""
         if self.outage is not None:
             raise Unreadable(f"{self.label} waits: {self.outage.reason}")
         if full and not self.stopping:
@@ -280,7 +276,7 @@ class Dispatcher:
         return wire.Pulled(pull, parts, settled.refused, lost=settled.lost, more=more)
 
     def _grant(self, waiter: WaitingPull, pulled: Pulled) -> bool:
-        """Answer now, if what was granted is at hand; else the one who waits goes and reads it. True if the pull still
+        """Answer now, if the granted messages are cached; else the waiting task reads them. True if the pull still
         stands then."""
         found = None
         if waiter.may_take and self.group.config.mode != AT_MOST_ONCE:
@@ -306,8 +302,8 @@ class Dispatcher:
     async def _wait_for_room(
         self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker, until_s: float
     ) -> bool:
-        """There is no room for the answer among those that clients have not taken. Until there is, others may have what
-        the pull was granted, and no lease of it runs."""
+        """The answer budget has no room. Until it has, others may get the granted messages, and no lease of them
+        runs."""
         self._give_back(member, pulled.pull)
         self.wake()
         left_s = until_s - self.clock.steady_s()
@@ -316,48 +312,48 @@ class Dispatcher:
     async def _read(
         self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int
     ) -> tuple[int, Fetched] | None:
-        """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
+        """Read a granted pull; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
-            parcel = await self._collect(request, pulled, taker, room)
+            fetched = await self._collect(request, pulled, taker, room)
         except Unreadable as error:
             self._give_back(member, pulled.pull)
             self._hold(error)
             return None
         except Exception:
-            # The consumer is told of the error, and never of the pull: nobody else would settle it.
+            # The consumer gets the error, and never learns of the pull: nobody else would settle it.
             self._give_back(member, pulled.pull)
             raise
         if self.outage is not None:
             self._end_outage()
         if self.closed or pulled.pull not in self.group.leases:
             return None
-        self._settle_parcel(member, pulled.pull, parcel)
-        if not parcel.parts:
+        self._settle_fetched(member, pulled.pull, fetched)
+        if not fetched.parts:
             return None
         if self.group.config.mode == AT_MOST_ONCE:
-            # Before anybody sees them: what a crash undoes was not delivered.
+            # Before anybody sees them: a delivery that a crash undoes has not happened.
             _, appended = self.run(Ack(member.consumer, pulled.pull), self._durability)
             if appended is not None:
                 await appended.done
-        elif parcel.limits:
-            self._limits.note(pulled.pull, parcel.limits, self.time.now_us())
+        elif fetched.limits:
+            self._limits.note(pulled.pull, fetched.limits, self.time.now_us())
             self.arm()
-        return pulled.pull, parcel
+        return pulled.pull, fetched
 
     async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int) -> Fetched:
-        """Read what was granted, as far as there is room for it."""
+        """Read granted messages, as far as there is room for them."""
         size = 0
         try:
-            parcel = await collect(
+            fetched = await collect(
                 *(self.store, self.lanes, pulled.parts, room, self.clock.now_us()), scattered=request.scattered
             )
-            size = sum(map(len, parcel.buffers))
+            size = sum(map(len, fetched.buffers))
         finally:
             if taker is not None:
                 taker.read(room, size)
-        return parcel
+        return fetched
 
-    # While the store does not bring what is to be delivered
+    # Unreadable stores
 
     def _hold(self, error: Unreadable) -> None:
         now_s, outage = self.clock.steady_s(), self.outage or Outage()
@@ -399,19 +395,18 @@ class Dispatcher:
         asyncio.get_running_loop().call_soon(self.wake)
 
     async def recall_limits(self, spare_s: float) -> None:
-        """After a start: see to the limits of the messages that consumers still hold. Nobody's time is over before
-        that."""
+        """After a start: read the limits of the messages that consumers still hold. None is overdue before that."""
         spared_us = self.time.now_us() + round(spare_s * SECOND_US)
         await self._limits.recall(self.store, self.streams, self.time, self.label, spared_us)
         self.arm()
 
     def observe(self) -> None:
-        """Look at all lanes: what was appended, and what was dropped. To be called by whoever drops anything."""
+        """Observe all lanes: appended and dropped messages. To be called after dropping any."""
         self._changed.update(range(len(self.lanes)))
         self.notice()
 
     def notice(self) -> None:
-        """Look at the lanes that have grown."""
+        """Observe the lanes that have grown."""
         if self._changed:
             for lane in sorted(self._changed):
                 self.group.observe(lane, *self.lanes[lane].look())
@@ -426,7 +421,6 @@ class Dispatcher:
         events = self.group.decide(command, self.time.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):
             self.log.append_soon(events[0], stands=request.answers > 1)
-            self.group.apply(events[0])
             return events[0]
         self.record(events, Durability.OS)
         return next((event for event in events if isinstance(event, Pulled)), None)
@@ -454,7 +448,7 @@ class Dispatcher:
                 self._waiters.remove(waiter)
 
     def _undo(self, waiter: WaitingPull) -> None:
-        """The consumer is not there any more to take what it was given in this very moment."""
+        """The consumer is gone in the very moment in which it was given something."""
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None and waiter.taken is None:
             pulled = future.result()
@@ -478,8 +472,8 @@ class Dispatcher:
             waiter.future.set_exception(error)
 
     def serve(self) -> None:
-        """Something may have become deliverable: serve those who wait, first come, first served; but who has something
-        to do already, and still stands there, comes after those who have not."""
+        """Something may have become deliverable: grant waiting pulls, FIFO; standing pulls whose consumer is busy come
+        last."""
         self.notice()
         waiters = deque(self._waiters if len(self._waiters) == 1 else in_turn(self._waiters))
         tried = False
@@ -500,7 +494,7 @@ class Dispatcher:
         self.arm()
 
     def bar(self, shards: Set[int]) -> None:
-        """Hold these shards back, and no others."""
+        """Bar these shards, and no others."""
         self.notice()
         if self.group.bar(frozenset(shards)):
             self.wake()
@@ -516,30 +510,30 @@ class Dispatcher:
     def wake(self) -> None:
         if self._waiters:
             self.serve()
-        for stir in self._watching:
-            stir(self)
+        for watcher in self._watching:
+            watcher(self)
 
-    def watch(self, stir: Callable[[Dispatcher], None]) -> None:
+    def watch(self, watcher: Callable[[Dispatcher], None]) -> None:
         """Call this whenever something may have become deliverable."""
-        self._watching.append(stir)
+        self._watching.append(watcher)
 
-    def unwatch(self, stir: Callable[[Dispatcher], None]) -> None:
-        if stir in self._watching:
-            self._watching.remove(stir)
+    def unwatch(self, watcher: Callable[[Dispatcher], None]) -> None:
+        if watcher in self._watching:
+            self._watching.remove(watcher)
 
-    def _settle_parcel(self, member: Member, pull: int, parcel: Fetched) -> None:
-        """Put right what was granted but cannot be handed over."""
+    def _settle_fetched(self, member: Member, pull: int, fetched: Fetched) -> None:
+        """Settle granted messages that cannot be handed over."""
         by_reason: dict[str, list[Span]] = {}
-        for span, reason in parcel.lost:
+        for span, reason in fetched.lost:
             by_reason.setdefault(reason, []).append(span)
         for reason, spans in by_reason.items():
             told = self.listed(spans)
             log.error("%s: messages cannot be delivered and are skipped: %s: %s", self.label, told, reason)
             self.run(Skip(pull, tuple(spans), reason))
-        if parcel.expired:
-            self.run(Expire(pull, tuple(parcel.expired)))
-        if parcel.left and pull in self.group.leases:
-            self.run(GiveBack(member.consumer, pull, tuple(parcel.left)))
+        if fetched.expired:
+            self.run(Expire(pull, tuple(fetched.expired)))
+        if fetched.left and pull in self.group.leases:
+            self.run(GiveBack(member.consumer, pull, tuple(fetched.left)))
             self.wake()
 
     # Settlement
@@ -554,7 +548,7 @@ class Dispatcher:
         return settled
 
     def _act(self, member: Member, acts: Sequence[wire.Act]) -> tuple[wire.Settled, asyncio.Future[None] | None]:
-        """Carry out acts; what to answer, and when they are durable."""
+        """Carry out acts; returns their answer, and when they are durable."""
         member.settled_s = self.clock.steady_s()
         if self.group.config.mode == AT_MOST_ONCE:
             # All was settled when it was delivered.
@@ -562,12 +556,12 @@ class Dispatcher:
         return Settlement(self, member.consumer, self._durability).act(acts, self._limits)
 
     def count_failed(self, events: Sequence[Event]) -> None:
-        """Deliveries that failed: messages, not acts."""
+        """Count failed deliveries: messages, not acts."""
         failed = (event.parts for event in events if isinstance(event, (Failed, GaveUp, Released)))
         self.counts["failed"] += sum(part.count for parts in failed for part in parts)
 
     def held(self, member: Member, holding: Sequence[int]) -> wire.Held:
-        """Which of these pulls a consumer still holds, and what of them was taken away."""
+        """Which of these pulls a consumer still holds, and the messages that were taken away."""
         self._check(member)
         if self.group.config.mode == AT_MOST_ONCE:
             # They are the consumer's own since they were delivered.
@@ -585,7 +579,7 @@ class Dispatcher:
                 lost += [(pull, part.lane, part.first, part.count, why) for _, part, why in gone]
         return wire.Held(held, lost[:LOST_MAX])
 
-    # Coming and going
+    # Members
 
     def attach(self, member: Member, holding: Sequence[int]) -> None:
         old = self.members.get(member.consumer)
@@ -599,8 +593,8 @@ class Dispatcher:
         self.wake()
 
     async def make_way(self, consumer: str, holding: Sequence[int]) -> bool:
-        """For a consumer that is about to attach: take back bit by bit what was held under its name, and it does not
-        hold. Whether others had their turn meanwhile."""
+        """For a consumer that is about to attach: take back in slices what was held under its name, but for the pulls
+        that it still holds. Returns whether others ran meanwhile."""
         part, turns = TimeSlice(), False
         while not self.closed and self._clear_some(consumer, holding):
             if part.over:
@@ -609,7 +603,7 @@ class Dispatcher:
         return turns
 
     def _clear_some(self, consumer: str, holding: Collection[int]) -> bool:
-        """Whether there was anything. Of one that is leaving, nothing is kept."""
+        """Returns whether there was anything. Of a leaving consumer, nothing is kept."""
         old = self.members.get(consumer)
         if old is not None and old.parting is not None and old.going:
             return self._take_some(Leave(consumer, *old.parting)) is not None
@@ -619,7 +613,7 @@ class Dispatcher:
             if room <= 0:
                 break
             if lease.consumer == consumer and lease.pull not in keep:
-                # What lies behind them in a shard goes back as well: there, a pull goes back whole.
+                # The messages behind them in a shard go back as well: there, a pull goes back whole.
                 parts = [] if self.group.shards is not None else list(islice(lease.open, room))
                 some[lease.pull] = tuple(Span(part.lane, part.first, part.count) for part in parts)
                 room -= len(parts) or len(lease.open)
@@ -636,9 +630,9 @@ class Dispatcher:
         return found
 
     async def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
-        """A consumer goes; what it held is there for others, bit by bit. Gives when that is as durable as an ack. Until
-        all of it is taken the consumer stays among the members, fenced; also if that cannot be written down, or not be
-        judged yet: see `parting_members`."""
+        """A consumer leaves; its messages go to others, in slices. Returns when that is as durable as an ack. Until all
+        of it is taken the consumer stays among the members, fenced; also if that cannot be recorded, or not be judged
+        yet: see `parting_members`."""
         if self.members.get(member.consumer) is not member:
             return None
         self._fence(member)
@@ -652,14 +646,15 @@ class Dispatcher:
         return done
 
     async def drop(self, consumer: str, reason: str) -> bool:
-        """Take what a consumer holds that does not come back. False: not all of it yet, because it is not known how
-        often its messages are tried, or it did come back."""
+        """Take the messages of a consumer that does not come back. False: not all of them yet, because their limits are
+        not read again, or it did come back."""
         if self._limits.recalling:
             return False
         return (await self._take_back(Leave(consumer, True, reason), None))[0]
 
     async def _take_back(self, command: Leave, member: Member | None) -> tuple[bool, asyncio.Future[None] | None]:
-        """Bit by bit, until another comes under the name. Whether nothing is left, and when that is durable."""
+        """Take back in slices, until another consumer comes under the name. Returns whether nothing is left, and when
+        that is durable."""
         done, part = None, TimeSlice()
         while self.members.get(command.consumer) is member:
             appended = self._take_some(command)
@@ -707,11 +702,11 @@ class Dispatcher:
     # Time
 
     def arm(self) -> None:
-        """Set the one timer of this group to when time makes a difference next."""
+        """Set the one timer of this group to the next time at which time alone makes a difference."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        # How often messages are tried is not known while it is recalled: no lease ends then.
+        # While attempt limits are being read again, no lease ends.
         recalling = self._limits.recalling
         wake_us = self.group.next_retry_us() if recalling else self.group.next_wake_us()
         if not recalling and self._limits and (late_us := self._limits.next_us()) is not None:
@@ -731,13 +726,13 @@ class Dispatcher:
                 self.count_failed(self.run(Lapse(overdue))[0])
             self.group.retries.ripen(self.time.now_us())
             self.serve()
-            for stir in self._watching:
-                stir(self)
+            for watcher in self._watching:
+                watcher(self)
         except TowlineError as error:
             log.error("%s: %s", self.label, error)
 
     def extend_leases(self, seconds: float) -> None:
-        """None of them times out before that."""
+        """No lease times out before that."""
         self.group.extend_leases(self.time.now_us() + round(seconds * SECOND_US))
 
     def stop(self) -> None:
@@ -746,13 +741,13 @@ class Dispatcher:
         self.release_waiters()
 
     def release_waiters(self) -> None:
-        """Answer everyone who waits with what there is: nothing."""
+        """Answer all waiting pulls with nothing."""
         for waiter in self._waiters:
             if not waiter.future.done():
                 waiter.future.set_result(None)
 
     def check_store(self) -> None:
-        """Whoever would wait is told if nothing can come: the store takes no more writes."""
+        """Waiting pulls fail if nothing can come: the store takes no more writes."""
         if (failure := self.store.failure) is not None:
             raise type(failure)(str(failure))
 
@@ -760,8 +755,8 @@ class Dispatcher:
         for waiter in self._waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(type(failure)(str(failure)))
-        for stir in self._watching:
-            stir(self)
+        for watcher in self._watching:
+            watcher(self)
 
     def close(self) -> None:
         self.closed = True

@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Buffers", "Fetched", "at_hand", "collect", "fitting", "next_of", "split", "wire_part"]
 
 
-"""Where the flags of a frame begin; the low byte has those of the columns."""
-
-
 def split(frame: Frame, chunk: Chunk, count: int, now_us: int) -> Iterator[tuple[Chunk, bool]]:
-    """The first `count` messages of a chunk of this frame, cut into those that live and those that are expired."""
+    """The first `count` messages of a chunk of this frame, cut into live and expired ones."""
     if not frame.flags & EXPIRES_AT or now_us < frame.earliest_expiry_us:
         yield msgspec.structs.replace(chunk, count=count), False
         return
@@ -51,22 +48,22 @@ TIMED: Final = EXPIRES_AT | LIMIT
 """Frames with one of these columns are looked into."""
 
 READ_BYTES_MAX: Final = 32 << 20
-"""What is read for one pull. Where each message lies in a large frame of its own, the rest is for the next one."""
+"""Bytes read for one pull. Where each message lies in a large frame of its own, the rest is for the next one."""
 GAP_BYTES: Final = 32 << 10
-"""Neighbours with no more than this between them are read together."""
+"""Neighbours with a gap of no more than this are read together."""
 SLICE_PART: Final = 4
 """A slice that is smaller than this part of its frame is copied, so that it does not keep all of it in memory."""
 PAUSE_BYTES: Final = 1 << 20
 PAUSE_PARTS: Final = 250
-"""After so much has been read, or so many parts, others have their turn."""
+"""After so much has been read, or so many parts, others may run."""
 
 Run = tuple[int, int, int]
-"""Place in the frame, first, count."""
+"""Index in the frame, first, count."""
 
 
 class Fetched(NamedTuple):
-    """What was read of some parts: messages with their bytes, what is unreadable and why, what was too much, what is
-    expired, and how long messages may take and how often they are tried."""
+    """Messages with their bytes, unreadable ones with the reason, those beyond the limit, expired ones, and the limits
+    of messages."""
 
     parts: list[WirePart]
     buffers: Buffers
@@ -85,10 +82,10 @@ async def collect(
     *,
     scattered: bool = False,
 ) -> Fetched:
-    """Read `parts` in order until `max_bytes` are exceeded, or the store does not bring more; one message at least is
-    always read. At time 0 nothing is expired. If `scattered`, wire parts may have runs."""
+    """Read `parts` in order until `max_bytes` are exceeded, or the store fails to read; one message at least is always
+    read. At time 0 nothing is expired. If `scattered`, wire parts may have runs."""
     reading, packing = _Reading(store, lanes, parts), _Packing(max_bytes, now_us, scattered=scattered)
-    parcel, stopped, handled, pause_bytes = packing.parcel, False, 0, PAUSE_BYTES
+    fetched, stopped, handled, pause_bytes = packing.fetched, False, 0, PAUSE_BYTES
     for number, part in enumerate(parts):
         at = part.first
         while at < part.end and packing.has_room(reading.read_bytes) and not stopped:
@@ -97,17 +94,17 @@ async def collect(
             except Unreadable:
                 if packing.is_empty:
                     raise
-                stopped = True  # what was read so far is not held up by it
+                stopped = True  # the messages read so far are not held up by it
                 continue
             begin = items[0].first if items else part.end
             if begin > at:
                 gone = min(begin, part.end)
-                parcel.lost.append((Span(part.lane, at, gone - at), "the store does not have it any more"))
+                fetched.lost.append((Span(part.lane, at, gone - at), "the store does not have it any more"))
                 at = gone
                 continue
             for item in items:
                 if isinstance(item, Lost):
-                    parcel.lost.append((Span(part.lane, item.first, item.count), item.reason))
+                    fetched.lost.append((Span(part.lane, item.first, item.count), item.reason))
                     at = item.first + item.count
                 elif packing.budget > 0 or packing.is_empty:
                     count = packing.add(part, item)
@@ -116,17 +113,17 @@ async def collect(
                         break
                     at = item.first + count
         if at < part.end:
-            parcel.left.append(Span(part.lane, at, part.end - at))
+            fetched.left.append(Span(part.lane, at, part.end - at))
         handled += 1
         if handled % PAUSE_PARTS == 0 or reading.read_bytes > pause_bytes:
             pause_bytes = reading.read_bytes + PAUSE_BYTES
             await asyncio.sleep(0)
     packing.close()
-    return parcel
+    return fetched
 
 
 class _Reading:
-    """The frames of some parts. What is read serves all parts that lie in it: fragments are mostly neighbours."""
+    """The frames of some parts. A read serves all parts that lie in it: fragments are mostly neighbours."""
 
     __slots__ = ("_kept", "_lanes", "_parts", "_store", "read_bytes")
 
@@ -135,11 +132,11 @@ class _Reading:
         self._lanes = lanes
         self._parts = parts
         self._kept: dict[int, deque[Chunk]] = {}
-        """By lane, what was read last: frames that are whole, whatever was asked for."""
+        """By lane, the frames read last: whole frames, whatever was asked for."""
         self.read_bytes = 0
 
     async def items(self, number: int, at: int, max_bytes: int) -> list[Chunk | Lost]:
-        """What there is of a part from `at` on, in order; some of it at least."""
+        """The chunks of a part from `at` on, in order; some of it at least."""
         part = self._parts[number]
         lane = self._lanes[part.lane]
         kept = self._find(part.lane, at) if self._kept else None
@@ -172,7 +169,7 @@ class _Reading:
         return None
 
     def _stop(self, number: int) -> int:
-        """Where the neighbours of a part end that are read together with it."""
+        """The end of the neighbours of a part that are read together with it."""
         first, stop = self._parts[number], self._parts[number].end
         gap = GAP_BYTES // self._lanes[first.lane].look()[2]
         for part in islice(self._parts, number + 1, None):
@@ -192,7 +189,8 @@ def _shorter(item: Chunk | Lost, end: int) -> Chunk | Lost:
 
 
 class _Packing:
-    """Puts a parcel together. Messages of one frame with others between them travel as one part with runs."""
+    """Builds the wire parts of an answer. Messages of one frame with others between them travel as one part with
+    runs."""
 
     __slots__ = (
         "_attempt",
@@ -205,38 +203,39 @@ class _Packing:
         "_scattered",
         "_size_bytes",
         "budget",
-        "parcel",
+        "fetched",
     )
 
     def __init__(self, max_bytes: int, now_us: int, *, scattered: bool) -> None:
-        self.parcel = Fetched([], [], [], [], [], [])
+        self.fetched = Fetched([], [], [], [], [], [])
         self.budget = max_bytes
         self._now_us = now_us
         self._scattered = scattered
         self._lane = self._attempt = -1
         self._chunk: Chunk | None = None
-        """The frame that is worked on, …"""
+        """The frame at hand, …"""
         self._frame: Frame | None = None
         """… opened, if it had to be, …"""
         self._count = 0
-        """… how many messages it has, …"""
+        """… its number of messages, …"""
         self._size_bytes = 0
-        """… the bytes that it takes, unpacked, …"""
+        """… its unpacked size, …"""
         self._runs: list[Run] = []
-        """… and which of them are not in the parcel yet."""
+        """… and its messages that are not in the answer yet."""
 
     @property
     def is_empty(self) -> bool:
-        return not self.parcel.parts and not self._runs
+        return not self.fetched.parts and not self._runs
 
     def has_room(self, read_bytes: int) -> bool:
         if self.budget <= 0:
             return self.is_empty
-        return read_bytes < READ_BYTES_MAX or (self.is_empty and not self.parcel.lost and not self.parcel.expired)
+        return read_bytes < READ_BYTES_MAX or (self.is_empty and not self.fetched.lost and not self.fetched.expired)
 
     def add(self, part: Part, chunk: Chunk) -> int:
-        """As many messages of a chunk as fit into the budget, judged by their mean size; one at least. A compressed
-        frame goes whole, and is unpacked whole: it does not fit behind others if it is over the budget. How many."""
+        """Add as many messages of a chunk as fit into the budget, judged by their mean size; one at least. A compressed
+        frame goes whole, and is unpacked whole: it does not fit behind others if it is over the budget. Returns how
+        many."""
         if self._chunk is None or chunk.frame is not self._chunk.frame:
             if self._runs:
                 self.close()
@@ -263,8 +262,8 @@ class _Packing:
         if count == self._count:
             # A whole frame: nothing is done for each message.
             first, frame, at_us, source = chunk.first, chunk.frame, chunk.appended_at_us, chunk.source
-            self.parcel.parts.append(WirePart(part.lane, first, count, 0, len(frame), part.attempt, at_us, source))
-            self.parcel.buffers.append(frame)
+            self.fetched.parts.append(WirePart(part.lane, first, count, 0, len(frame), part.attempt, at_us, source))
+            self.fetched.buffers.append(frame)
             self.budget -= self._size_bytes
             return
         if self._runs and (not self._scattered or part.attempt != self._attempt or part.lane != self._lane):
@@ -272,7 +271,7 @@ class _Packing:
         try:
             self.budget -= self._size(chunk.start, count)
         except BadFrame as error:
-            self.parcel.lost.append((Span(part.lane, chunk.first, count), str(error)))
+            self.fetched.lost.append((Span(part.lane, chunk.first, count), str(error)))
             return
         self._lane, self._attempt = part.lane, part.attempt
         start, first, before = self._runs[-1] if self._runs else (0, 0, 0)
@@ -282,7 +281,8 @@ class _Packing:
             self._runs.append((chunk.start, chunk.first, count))
 
     def _size(self, start: int, count: int) -> int:
-        """About what messages of the frame take on the wire. A compressed frame is sent whole, once for all of them."""
+        """The approximate wire size of messages of the frame. A compressed frame is sent whole, once for all of
+        them."""
         frame, length = self._opened(), len(self._opened().data)
         if frame.compressed:
             return 0 if self._runs else self._size_bytes
@@ -301,14 +301,14 @@ class _Packing:
         frame = self._opened()
         for piece, expired in split(frame, chunk, count, self._now_us):
             if expired:
-                self.parcel.expired.append(Span(part.lane, piece.first, piece.count))
+                self.fetched.expired.append(Span(part.lane, piece.first, piece.count))
             else:
                 self._add(part, piece, piece.count)
                 if frame.flags & LIMIT:
-                    self.parcel.limits.extend(limits_of(part.lane, frame, piece))
+                    self.fetched.limits.extend(limits_of(part.lane, frame, piece))
 
     def close(self) -> None:
-        """Put the messages of the frame at hand into the parcel."""
+        """Add the messages of the frame at hand to the answer."""
         if not self._runs:
             return
         assert self._chunk is not None, "runs are of a frame"
@@ -326,7 +326,7 @@ class _Packing:
                 places = accumulate([count for _, _, count in runs], initial=0)
                 runs = [(place, first, count) for place, (_, first, count) in zip(places, runs, strict=False)]
         except BadFrame as error:
-            self.parcel.lost.extend((Span(self._lane, first, count), str(error)) for _, first, count in runs)
+            self.fetched.lost.extend((Span(self._lane, first, count), str(error)) for _, first, count in runs)
             return
         wire = WirePart(
             *(self._lane, first, sum([count for _, _, count in runs]), runs[0][0], len(data), self._attempt),
@@ -335,12 +335,12 @@ class _Packing:
         self._put(wire, [data])
 
     def _put(self, wire: WirePart, buffers: Buffers) -> None:
-        self.parcel.parts.append(wire)
-        self.parcel.buffers.extend(buffers)
+        self.fetched.parts.append(wire)
+        self.fetched.buffers.extend(buffers)
 
 
 def at_hand(lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> tuple[WirePart, Buffers] | None:
-    """What `collect` comes to if all of it is one frame that came just now and asks for nothing special."""
+    """The result of `collect` if it is one whole frame in the lane's cache without expiry or limits."""
     lane, first, count, attempt = parts[0]
     chunk = lanes[lane].recent(first, count) if len(parts) == 1 else None
     if chunk is None or chunk.first + chunk.count < first + count or unpacked_bytes(chunk.frame) > max_bytes:
@@ -362,7 +362,7 @@ def fitting(chunks: Sequence[Chunk], max_bytes: int) -> Sequence[Chunk]:
 
 
 def next_of(read: Read, chunks: Sequence[Chunk]) -> int:
-    """Where to read on, if only these of its chunks were taken."""
+    """The next position to read, if only these of its chunks were taken."""
     return read.next if len(chunks) == len(read.chunks) else read.chunks[len(chunks)].first
 
 

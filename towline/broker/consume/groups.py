@@ -13,13 +13,22 @@ from towline.broker.consume.dead_letters import bury
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.member import Member
 from towline.broker.consume.pull_log import recover_group
-from towline.broker.consume.seek import resumed, start_of
+from towline.broker.consume.seek import report, resumed, seek, start_of
 from towline.broker.topics.gone_streams import GoneStreams, may_forget, streams_of_group, trim_group
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_slices, in_steps
 from towline.delivery import Group, Start
 from towline.delivery.group.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooMany, TowlineError, Unavailable
-from towline.model import MAX_GROUPS_PER_TOPIC, PRIVATE, Durability, GroupConfig, check_group
+from towline.model import (
+    DEAD_STREAMS,
+    MAX_GROUPS_PER_TOPIC,
+    PRIVATE,
+    PULL_STREAMS,
+    Durability,
+    GroupConfig,
+    check_group,
+)
+from towline.protocol import messages as wire
 
 if TYPE_CHECKING:
     from towline.broker.consume.snapshots import Snapshots
@@ -27,8 +36,8 @@ if TYPE_CHECKING:
     from towline.broker.topics.catalog import Catalog
     from towline.broker.topics.topic import Topic
     from towline.broker.topics.topics import Topics
-    from towline.protocol import messages as wire
-    from towline.protocol.groups import Pause
+    from towline.protocol.groups import Pause, Seek, Sought
+    from towline.protocol.publications import Report
     from towline.settings import BrokerSettings
     from towline.store import Store
 
@@ -37,13 +46,13 @@ __all__ = ["Groups"]
 log = logging.getLogger("towline.broker")
 
 BURIED_S: Final = 5.0
-"""How long those who look at dead letters wait for what is dying; where more and more dies, that has no end."""
+"""How long readers of dead letters wait for dying messages to be buried; where more and more dies, that has no end."""
 LEFT_AT_ONCE: Final = 500
-"""So many streams that nobody has any more are forgotten together."""
+"""Streams without an owner that are forgotten together."""
 
 
 class Groups:
-    """All groups of all topics, each with the dispatcher that works for it."""
+    """All groups of all topics, each with its dispatcher."""
 
     def __init__(
         self,
@@ -73,18 +82,18 @@ class Groups:
         self._lag = lag
         self._durability = Durability.parse(settings.durability)
         self.making = asyncio.Lock()
-        """Held by whoever makes, changes or deletes groups."""
+        """Held while groups are made, changed or deleted."""
         self.on_installed: Callable[[Dispatcher], None] = lambda dispatcher: None
-        """Told of a group that is new here."""
+        """Called with a group that is new here."""
         self.on_made: Callable[[GroupConfig], None] = lambda config: None
-        """Told of a group that is made anew."""
+        """Called with a group that is made anew."""
         self._young: set[Dispatcher] = set()
         """Groups that were made just now: a power cut could still undo them."""
         self.burying: dict[Dispatcher, asyncio.Future[None]] = {}
-        """Those whose dying messages are on their way to the dead letters; done when they are there."""
+        """Groups whose dying messages are being buried; done when they are."""
 
         self._may_be_left = False
-        """Whether streams of groups that are there no more could not be forgotten yet."""
+        """Whether streams of deleted groups could not be forgotten yet."""
 
     async def recover(self, snapshots: Snapshots, part: TimeSlice) -> None:
         ahead_us = 0
@@ -142,8 +151,8 @@ class Groups:
         return found
 
     async def for_consumer(self, request: wire.Attach) -> Dispatcher:
-        """A group to consume from; the first consumer makes it, where it may. So it does with a topic that is not
-        there; if another broker has it, as it is there."""
+        """A group to consume from; the first consumer makes it, where allowed. So it does with a topic that does not
+        exist; if another broker has it, with that one's settings."""
         if request.topic not in self._topics and self._topics.ask_around is not None:
             await self._topics.ask_around(request.topic)
         while True:
@@ -156,8 +165,8 @@ class Groups:
     async def for_consumers(
         self, requests: Sequence[wire.Attach], seat: Callable[[Dispatcher, wire.Attach], Member]
     ) -> list[Member | TowlineError]:
-        """The same for many topics that are there: its members, by `seat`, or what is against it. Groups that are
-        missing become durable together, and others have their turn in between."""
+        """The same for many existing topics: their members, by `seat`, or the errors. Missing groups become durable
+        together, and others run in between."""
         found: list[Member | TowlineError] = []
         waiting = iter(requests)
         while len(found) < len(requests):
@@ -199,10 +208,10 @@ class Groups:
             raise BadRequest(f"settings of group {config.name} on topic {config.topic} do not fit this request")
         return await self._make(topic, config, request.places)
 
-    # Making, changing and deleting
+    # Make, change, delete
 
     async def _make(self, topic: Topic, config: GroupConfig, places: wire.Places | None = None) -> Dispatcher:
-        """Make a group; whoever asked for it waits with `_make_durable`."""
+        """Make a group; the caller waits with `_make_durable`."""
         if self._closing():
             raise Unavailable("the broker is shutting down")
         if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
@@ -216,7 +225,7 @@ class Groups:
         start = config.start or topic.config.start or self._settings.group_start
         config = msgspec.structs.replace(config, created_at_us=self._clock.now_us(), start=start)
         if (config.topic, config.name) in self._catalog.leaving:
-            # What its forerunner left would be taken for its own, or go later with what it has itself.
+            # The streams of its predecessor would be taken for its own, or be dropped later with its own.
             await self._catalog.save()
             await self._drop_streams(config.topic, config.name)
         dispatcher = self._install(topic, Group(config, topic.config.shards))
@@ -247,7 +256,7 @@ class Groups:
                 made = await self._make(topic, config)
             else:
                 old = dispatcher.group.config
-                # Whether it rests is not a setting: it has a request of its own.
+                # Paused is not a setting here: it has a request of its own.
                 self._change(
                     dispatcher,
                     msgspec.structs.replace(
@@ -274,7 +283,7 @@ class Groups:
                 msgspec.structs.replace(old, paused=request.paused, pause_reason=reason, paused_at_us=since_us),
             )
             await self._catalog.save()
-            # For those who ask what became of a message.
+            # For traces of messages.
             if request.paused and (not old.paused or reason != old.pause_reason):
                 dispatcher.record([Paused(self._time.now_us(), reason)], Durability.OS)
             elif old.paused and not request.paused:
@@ -282,25 +291,36 @@ class Groups:
                 dispatcher.record([resumed], Durability.OS)
         dispatcher.wake()
 
+    async def seek(self, request: Seek) -> Sought:
+        dispatcher = self.named(request.topic, request.group)
+        if not request.dry_run:
+            dispatcher.use()
+        return await seek(dispatcher, request, self._durability)
+
+    async def report(self, request: Report) -> None:
+        asked = wire.Attach(self._topics.named(request.topic).config.name, check_group(request.group), "outside")
+        await report(await self.for_consumer(asked), request.positions, self._durability)
+
     def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
         dispatcher.group.config = config
         dispatcher.use()
         self._catalog.put_group(config)
 
     async def delete(self, topic: str, name: str) -> None:
-        # Who makes it anew at once, as consumers do that were attached, comes behind: its events are not dropped here.
+        # A consumer that makes it anew at once, as attached ones do, comes after this: its events are not dropped here.
         async with self.making:
             await self.delete_now(self.named(topic, name))
 
     async def delete_left(self, topic: str, name: str) -> None:
-        """A group that goes with its last consumer; unless another one has come meanwhile."""
+        """Delete a group that goes with its last consumer; unless another one has come meanwhile."""
         async with self.making:
             found = self.find(topic, name)
             if found is not None and not found.members:
                 await self.delete_now(found)
 
     async def delete_unused(self, dispatcher: Dispatcher, expiry_s: float) -> bool:
-        """A group that nobody has used for so long; unless somebody does so meanwhile. Whether it is gone."""
+        """Delete a group that nobody has used for so long; unless somebody does so meanwhile. Returns whether it is
+        gone."""
         async with self.making:
             if self._closing() or dispatcher.closed or dispatcher.unused_s < expiry_s:
                 return False
@@ -308,7 +328,7 @@ class Groups:
             return True
 
     async def delete_now(self, dispatcher: Dispatcher) -> None:
-        """For one who holds `making`."""
+        """For callers that hold `making`."""
         self._young.discard(dispatcher)
         topic, name = dispatcher.group.config.topic, dispatcher.group.config.name
         dispatcher.close()
@@ -321,8 +341,8 @@ class Groups:
         await self._drop_streams(topic, name)
 
     async def _drop_streams(self, topic: str, name: str) -> None:
-        """Of a group of which it is durable that it is deleted. Until then it is among those that are leaving."""
-        # What is still on its way goes as well: an event that outlives those before it would fit nothing.
+        """Drop the streams of a group whose deletion is durable. Until then it is among those that are leaving."""
+        # Writes under way go as well: an event that outlives those before it would fit nothing.
         await self._store.append([], Durability.OS).done
         await trim_group(self._store, topic, name)
         self._remains.left(streams_of_group(topic, name))
@@ -330,7 +350,7 @@ class Groups:
         self._catalog.leaving.pop((topic, name), None)
 
     async def drop_rest(self) -> None:
-        """What is left of groups whose deletion failed half-way is tried again, and so is what a start would forget."""
+        """Drop what is left of groups whose deletion failed half-way, or which a start would forget."""
         if self._catalog.leaving:
             async with self.making:
                 try:
@@ -343,9 +363,9 @@ class Groups:
             await self.forget_left()
 
     async def forget_left(self) -> None:
-        """Streams of groups that are there no more, of a broker that was killed, or of a version before."""
+        """Forget streams of deleted groups, of a broker that was killed, or of a version before."""
         self._may_be_left, forgotten = False, 0
-        there = [*self._store.streams("pull/"), *self._store.streams("dead/")]
+        there = [*self._store.streams(PULL_STREAMS), *self._store.streams(DEAD_STREAMS)]
         try:
             for at in range(0, len(there), LEFT_AT_ONCE):
                 older = self._older_may_come  # then they only become empty
@@ -369,13 +389,13 @@ class Groups:
         return getattr(self._store, "older_may_come", False)
 
     def _is_left(self, stream: str) -> bool:
-        """Of one with a name that has records still, it is not known whether it was deleted."""
+        """Whether a name has no records any more. With records, it is not known whether it was deleted."""
         _, topic, group = stream.split("/")
         first, end, _ = self._store.bounds(stream)
         unknown = (topic, group) not in self._catalog.groups and may_forget(stream)
         return unknown and (first == end or group.startswith(PRIVATE))
 
-    # Burying what dies
+    # Burying
 
     def _bury_soon(self, dispatcher: Dispatcher) -> None:
         if dispatcher not in self.burying and not self._closing():
@@ -383,7 +403,7 @@ class Groups:
             self._start(self._bury(dispatcher), "moving messages to the dead letters")
 
     def bury_rest(self) -> None:
-        """What could not be moved to the dead letters when it died is tried again."""
+        """Try again to bury messages that could not be buried when they died."""
         for dispatcher in self._topics.dispatchers():
             if dispatcher.group.dying:
                 self._bury_soon(dispatcher)
@@ -397,7 +417,7 @@ class Groups:
             self.burying.pop(dispatcher).set_result(None)
 
     async def buried(self, topic: str, name: str) -> Dispatcher:
-        """A group whose dead letters have all that died so far: who gave a message up finds it there."""
+        """A group after all its dying messages were buried: a message that was given up is found there."""
         dispatcher = self.named(topic, name)
         if (burying := self.burying.get(dispatcher)) is not None:
             await asyncio.wait([burying], timeout=BURIED_S)

@@ -17,19 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["KEEPS_UP_S", "Member"]
 
 KEEPS_UP_S: Final = 0.05
-"""A consumer that holds something, and settled nothing for longer, may be stuck: nothing comes to it unasked, others
-may be quicker."""
+"""A consumer that holds something, and settled nothing for longer, may be stuck: nothing is pushed to it, others may be
+quicker."""
 
 
 class Member:
-    """One consumer of one group. A second one under the same name takes over, and fences this one off."""
+    """One consumer of one group. A second one under the same name takes over, and fences this one."""
 
     __slots__ = (
         "address",
         "broker",
         "consumer",
         "dispatcher",
-        "fan",
         "fenced",
         "going",
         "grace",
@@ -37,6 +36,7 @@ class Member:
         "last_seen_s",
         "parting",
         "settled_s",
+        "subscription",
         "waiting",
     )
 
@@ -51,18 +51,18 @@ class Member:
         self.held: list[int] = []
         self.fenced = False
         self.waiting = False
-        self.fan: PrefixSubscription | None = None
+        self.subscription: PrefixSubscription | None = None
         """The subscription by prefix that it is a part of."""
         self.parting: tuple[bool, str] | None = None
-        """How it left, if that is not written down yet: whether it vanished, and why."""
+        """How it left, if that is not recorded yet: whether it vanished, and the reason."""
         self.going = False
-        """What it held is being taken back: whoever comes under its name keeps none of it."""
+        """Its messages are being taken back: a consumer that comes under its name keeps none of them."""
         self.grace: asyncio.TimerHandle | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether a pull waits for what comes here, of this topic alone or of all that its subscription has."""
-        return self.waiting or (self.fan is not None and self.fan.waiting)
+        """Whether a pull waits for messages of this topic, alone or with all others of its subscription."""
+        return self.waiting or (self.subscription is not None and self.subscription.waiting)
 
     @property
     def config(self) -> GroupConfig:
@@ -79,7 +79,7 @@ class Member:
 
     @property
     def resource(self) -> str:
-        """What one must be allowed to consume."""
+        """The name of the resource for permissions."""
         return self.config.topic
 
     @property
@@ -97,7 +97,7 @@ class Member:
         return [self]
 
     def describe(self, about: ClientState) -> ClientState:
-        """What the registry says of this consumer; `about` is its connection."""
+        """The state of this consumer for the membership; `about` is its connection."""
         group, names = self.dispatcher.group, sorted(self.dispatcher.members)
         return msgspec.structs.replace(
             about,
@@ -112,7 +112,7 @@ class Member:
         )
 
     def end_waiting(self) -> None:
-        """A pull of it that waits is answered with what there is: nothing."""
+        """A waiting pull of it is answered with nothing."""
         self.dispatcher.release(self)
 
     def cancel_grace(self) -> None:

@@ -1,8 +1,8 @@
 """Timeouts and maximum attempts of single messages, as their senders set them.
 
 A consumer interrupts its handler by itself; this is for one that does not. A message's time begins when it is pulled,
-and again whenever its consumer settles another message of the same pull: who works through a batch one by one has the
-whole time for each. How often a message is tried its lease is told, which looks at it when the message fails.
+and again whenever its consumer settles another message of the same pull: a consumer that works through a batch one by
+one has the whole time for each. Attempt limits are kept in the lease, which looks at them when the message fails.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = ["GRACE_US", "Limit", "MessageLimits", "limits_of"]
 log = logging.getLogger("towline.broker")
 
 GRACE_US: Final = 1_000_000
-"""The consumer's own clock is asked first."""
+"""The consumer's own clock comes first."""
 RANGES_MAX: Final = 1_000
-"""Ranges of one lane in a pull; what is beyond counts as one, with the longest of their timeouts."""
+"""Ranges of one lane in a pull; further ones count as one, with the longest of their timeouts."""
 
 READ_BYTES: Final = 1 << 20
 GAP_BYTES: Final = 32 << 10
-"""Neighbours with no more than this between them are read together, …"""
+"""Neighbours with a gap of no more than this are read together, …"""
 BATCH_MAX: Final = 5_000
 """… so many at most."""
 
 Limit = tuple[Span, int]
-"""Messages, and what the column of limits says of each of them; or only the microseconds of it."""
+"""Messages, and the value of the column of limits for each of them; or only its microseconds."""
 
 Overdue = tuple[int, tuple[Span, ...], str]
 """Pull, messages, and the reason for which they are taken away."""
@@ -78,7 +78,7 @@ def _bounded(lane: int, found: list[Limit]) -> list[Limit]:
 
 
 Opened = tuple[Part, int]
-"""Messages that are out, and their pull."""
+"""Leased messages, and their pull."""
 
 
 async def _limits_within(store: Store, streams: Sequence[str], opened: Iterable[Opened]) -> dict[int, list[Limit]]:
@@ -98,7 +98,7 @@ async def _limits_within(store: Store, streams: Sequence[str], opened: Iterable[
                             if part.over:
                                 await part.rest()
             at = max(read.next, at + 1)
-            await asyncio.sleep(0)  # a store that has it at hand gives nobody else a turn
+            await asyncio.sleep(0)  # a store that has it cached gives nobody else a turn
     return found
 
 
@@ -150,14 +150,14 @@ class _Timed:
 
 
 class MessageLimits:
-    """Of one group. Kept in memory, and read again from the messages that are out when the broker has started."""
+    """The limits of one group. Kept in memory, and read again from the leased messages when the broker has started."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._pulls: dict[int, _Timed] = {}
         self._recalled = asyncio.Event()
         self.recalling = bool(group.leases)
-        """Consumers hold pulls of which it is not known yet how often their messages are tried."""
+        """Attempt limits of held pulls are still being read."""
 
     def __bool__(self) -> bool:
         return bool(self._pulls)
@@ -171,12 +171,12 @@ class MessageLimits:
             self._pulls[pull] = _Timed(timeouts, now_us, spared_us)
 
     async def recalled(self) -> None:
-        """Wait until it is known."""
+        """Wait until they are read."""
         await self._recalled.wait()
 
     async def recall(self, store: Store, streams: Sequence[str], time: SteadyClock, label: str, spared_us: int) -> None:
-        """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
-        known what was done in the broker's absence, and is not over before consumers had time to come back."""
+        """After a start, for the pulls that consumers hold: the time of their messages begins anew, because the broker
+        does not know what was done in its absence, and is not over before consumers had time to come back."""
         try:
             opened = heapq.merge(*map(_held, self._group.leases.values()))
             async for pull, limits in in_slices((await _limits_within(store, streams, opened)).items()):
@@ -201,7 +201,7 @@ class MessageLimits:
         return min((timed.due_us() for timed in self._pulls.values()), default=None)
 
     def overdue(self, now_us: int) -> tuple[Overdue, ...]:
-        """What is to be taken away by now; the first of it, if that is very much."""
+        """Messages to be taken away by now; the first of them, if they are very many."""
         late: list[Overdue] = []
         ranges = 0
         for pull, timed in list(self._pulls.items()):
@@ -216,7 +216,7 @@ class MessageLimits:
         return tuple(late)
 
     def _tidy(self, pull: int, timed: _Timed) -> bool:
-        """Forget what is not open any more; whether anything is left."""
+        """Forget settled pulls; returns whether anything is left."""
         lease = self._group.leases.get(pull)
         timed.limits = [one for one in timed.limits if lease is not None and lease.open.within(one[0])]
         if not timed.limits:

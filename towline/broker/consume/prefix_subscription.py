@@ -1,7 +1,7 @@
 """A consumer of all topics under a prefix: one subscription, a member of the group of each topic.
 
 A pull is answered from one topic; those that have as much as the pull wants at least take turns. Pull numbers are the
-broker's, so an act finds its topic by its pull. Topics that are made later join when they are made: whoever waits is
+broker's, so an act finds its topic by its pull. Topics that are made later join when they are made: a waiting pull is
 woken.
 """
 
@@ -24,6 +24,7 @@ from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadabl
 from towline.log_lines import RateLimitedLog
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
+from towline.protocol.consume import ACK
 
 if TYPE_CHECKING:
     from towline.broker.consume.fetch import Buffers
@@ -35,26 +36,24 @@ __all__ = ["PrefixSubscription", "PrefixSubscriptions", "chosen"]
 log = logging.getLogger("towline.broker")
 
 PULLS_MAX: Final = 100_000
-"""Pulls of which it is remembered whose they are; a consumer does not hold so many."""
+"""Bound on remembered pulls; a consumer does not hold so many."""
 NEWS_MAX: Final = 100
-"""Groups of which a consumer is told at a time that they have other settings."""
+"""Groups with other settings that are reported to a consumer at a time."""
 AWAY_MAX: Final = 10_000
 """Consumers whose connection broke, for which new topics are noted; the oldest go first."""
-ACK: Final = 0
-
 AGAIN_S: Final = 5.0
-"""A topic that could not be joined is tried again so much later."""
+"""The pause before a topic that could not be joined is tried again."""
 JOIN_MAX: Final = 500
-"""Topics that are joined together; those groups of them that are new become durable together."""
+"""Topics that are joined together; new groups among them become durable together."""
 
 Join = Callable[[Sequence[wire.Attach]], Awaitable[Sequence[Member | TowlineError]]]
 
 
 class PrefixSubscription:
-    """What a session has instead of a `Member` when a consumer subscribes by prefix."""
+    """Takes the place of a `Member` in a session when a consumer subscribes by prefix."""
 
     broker: Any = None
-    """Whose topics it joins."""
+    """The broker of its topics."""
 
     def __init__(
         self, request: wire.Attach, join: Join, may: Callable[[str], bool], closing: Callable[[], bool]
@@ -71,9 +70,9 @@ class PrefixSubscription:
         self._joining: dict[str, bool] = {}
         """Topics to join, and whether they are new."""
         self._coming: dict[str, bool] = {}
-        """The same of those that are being joined now."""
+        """Topics that are being joined now."""
         self._failing: dict[str, bool] = {}
-        """The same of those that could not be joined, and are tried again later."""
+        """Topics that could not be joined, and are tried again later."""
         self._log = RateLimitedLog(log, per_minute=1)
         self._ready: OrderedDict[str, None] = OrderedDict()
         """Topics that may have something to deliver, in the order of their turns."""
@@ -81,15 +80,15 @@ class PrefixSubscription:
         """Topics that had less than the pull under way wants."""
         self._pulls: OrderedDict[int, Member] = OrderedDict()
         self._news: dict[str, None] = {}
-        """Topics whose group has other settings than were asked for, which the consumer was not told yet."""
+        """Topics whose group has other settings than were asked for, which were not reported yet."""
         self._touched: dict[Dispatcher, None] = {}
         """Groups whose timer may have to be set anew before a pull waits."""
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
         self._left = False
         self._doubts = 0
-        """Looks at all topics that are under way because rules have changed."""
+        """Checks of all topics that are under way because rules have changed."""
         self._waiting = 0
-        """Pulls that wait: two for a moment, when one takes the place of the other."""
+        """Waiting pulls: two for a moment, when one takes the place of the other."""
 
     @property
     def resource(self) -> str:
@@ -97,7 +96,7 @@ class PrefixSubscription:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where a consumer of an ephemeral group comes back to."""
+        """The key under which a consumer of an ephemeral group comes back."""
         return self.pattern, self.config.name
 
     @property
@@ -133,18 +132,18 @@ class PrefixSubscription:
             waiting=self.waiting,
         )
 
-    # Topics come and go
+    # Topics
 
     def invite(self, topics: Iterable[str], *, new: bool) -> None:
         """These topics exist; they are joined by the next pull, or by the one that waits."""
         found = [name for name in topics if matches(self.pattern, name) and not self._is_member(name)]
         self._joining.update(dict.fromkeys(found, new))
         if self._joining:
-            self._stirred.set()
+            self._changed.set()
 
     async def join(self, places: wire.Places | None = None) -> None:
-        """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out. `places`
-        are where the consumer says that it was."""
+        """Join the pending topics. One that is gone by now, or may not be joined, is left out. `places` are the
+        consumer's own positions."""
         known = {} if places is None else {place.topic: place for place in places.topics}
         part = TimeSlice()
         while self._joining and not self._left and (joining := self._next_to_join()):
@@ -165,7 +164,7 @@ class PrefixSubscription:
             self._joined(joining, found)
 
     def _next_to_join(self) -> dict[str, bool]:
-        """One that is being joined comes when that has ended: it may have been made anew since."""
+        """A topic that is being joined comes when that has ended: it may have been made anew since."""
         return dict(islice(((name, new) for name, new in self._joining.items() if name not in self._coming), JOIN_MAX))
 
     def _joined(self, joining: Mapping[str, bool], found: Sequence[Member | TowlineError]) -> None:
@@ -206,7 +205,7 @@ class PrefixSubscription:
     def _request_for(
         self, name: str, known: Mapping[str, wire.Place], places: wire.Places | None, *, new: bool
     ) -> wire.Attach:
-        # All messages of a topic that is made while we are here are new.
+        # All messages of a topic that is made while the consumer is attached are new.
         config = msgspec.structs.replace(self.config, topic=name, **({"start": "earliest"} if new else {}))
         request = wire.Attach(name, self.config.name, self.consumer, config, self._request.holding)
         if places is None:
@@ -216,16 +215,17 @@ class PrefixSubscription:
 
     def _add(self, name: str, member: Member) -> None:
         self._members[name] = member
-        member.fan = self
+        member.subscription = self
         if _settings(member.config) != _settings(self.config):
             self._news[name] = None
         for pull in member.held:
             self._note(pull, member)
-        member.dispatcher.watch(self._stir)
-        self._stir(member.dispatcher)
+        member.dispatcher.watch(self._note_change)
+        self._note_change(member.dispatcher)
 
     def take_news(self, first: str = "") -> list[GroupConfig]:
-        """Groups that have other settings than were asked for, each told once; that of the topic `first` for sure."""
+        """Groups that have other settings than were asked for, each reported once; that of the topic `first` for
+        sure."""
         if not self._news:
             return []
         names = [name for name in (first,) if name in self._news]
@@ -247,8 +247,8 @@ class PrefixSubscription:
         self._joining.update(dict.fromkeys(gone, False))
 
     def retain(self) -> AsyncIterator[Member]:
-        """The rules have changed: the members that may not be any more. Others have their turn in between; from this
-        call on nothing is delivered of topics that one may not consume."""
+        """The rules have changed: leave the topics that are not allowed any more. Others run in between; from this call
+        on nothing is delivered of such topics."""
         self._doubts += 1
         return self._retain()
 
@@ -262,8 +262,8 @@ class PrefixSubscription:
 
     def _drop(self, name: str) -> Member:
         member = self._members.pop(name)
-        member.fan = None
-        member.dispatcher.unwatch(self._stir)
+        member.subscription = None
+        member.dispatcher.unwatch(self._note_change)
         self._touched.pop(member.dispatcher, None)
         self._ready.pop(name, None)
         self._short.pop(name, None)
@@ -271,22 +271,22 @@ class PrefixSubscription:
         return member
 
     def leave(self) -> list[Member]:
-        """Let go of all topics; the members that are to leave."""
+        """Leave all topics; returns the members that are to leave."""
         self._left = True
-        self._stirred.set()
+        self._changed.set()
         return [self._drop(name) for name in list(self._members)]
 
     # Pulling
 
-    def _stir(self, dispatcher: Dispatcher) -> None:
+    def _note_change(self, dispatcher: Dispatcher) -> None:
         """A topic may have something to deliver."""
         self._ready.setdefault(dispatcher.group.config.topic, None)
         self._touched[dispatcher] = None
-        self._stirred.set()
+        self._changed.set()
 
     def end_waiting(self) -> None:
-        """A pull that waits looks whether it still should."""
-        self._stirred.set()
+        """A waiting pull checks whether it still should wait."""
+        self._changed.set()
 
     async def pull(self, request: wire.Pull, taker: Taker | None = None) -> tuple[wire.Pulled, Buffers]:
         settled = await self.settle(request.acts) if request.acts else wire.Settled()
@@ -298,7 +298,7 @@ class PrefixSubscription:
         least = request.min_messages if waits else 1
         self._reconsider()
         while True:
-            self._stirred.clear()
+            self._changed.clear()
             await self.join()
             try:
                 pulled, buffers = await self._pull_from_any(once, least, taker)
@@ -320,7 +320,7 @@ class PrefixSubscription:
                     await self._wait()
             except TimeoutError:
                 self._notice_closed()
-                # What has come by now is enough.
+                # Messages that have come by now are enough.
                 self._reconsider()
                 with suppress(NoRoom):
                     pulled, buffers = await self._pull_from_any(once, 1, taker)
@@ -342,12 +342,12 @@ class PrefixSubscription:
             self._touched.popitem()[0].arm()
         self._waiting += 1
         try:
-            await self._stirred.wait()
+            await self._changed.wait()
         finally:
             self._waiting -= 1
 
     async def _pull_from_any(self, request: wire.Pull, least: int, taker: Taker | None) -> tuple[wire.Pulled, Buffers]:
-        """From the first topic in turn that has enough; it goes to the end of the line then."""
+        """Pull from the first topic in turn that has enough; it goes to the end of the line then."""
         part = TimeSlice()
         for _ in range(len(self._ready)):
             await part.rest()  # many have nothing
@@ -364,7 +364,7 @@ class PrefixSubscription:
             except NoRoom:
                 self._ready[name] = None
                 self._ready.move_to_end(name, last=False)
-                raise  # nor would there be room for what the others have
+                raise  # nor would there be room for the others' messages
             if least > 1 and not pulled.pull:
                 self._short[name] = None
             if pulled.pull:
@@ -394,7 +394,7 @@ class PrefixSubscription:
                     refused += [(number, code, text) for _, code, text in settled.refused]
                     lost += settled.lost
                     if settled.refused:
-                        # Of one that is refused, nothing is carried out.
+                        # If the permission is refused, nothing is carried out.
                         break
             except TowlineError as error:
                 refused.append((number, error.code, str(error)))
@@ -402,7 +402,7 @@ class PrefixSubscription:
         return wire.Settled(refused, lost)
 
     def held_of(self, holding: Sequence[int]) -> wire.Held:
-        """Which of these pulls it still holds, of whichever topics, and what of them was taken away."""
+        """Which of these pulls it still holds, of whichever topics, and the messages that were taken away."""
         by_member: dict[Member, list[int]] = {}
         for pull in holding:
             member = self._pulls.get(pull)
@@ -420,7 +420,7 @@ class PrefixSubscription:
         return [(member, act), *((one, each) for one, each in others if one is not member and _is_open(one, each))]
 
     def _forget_settled(self) -> None:
-        """Old pulls that are settled; not the last ones, of which an act may be told twice."""
+        """Forget old settled pulls; not the last ones, for which an act may be sent twice."""
         while len(self._pulls) > 1_000:
             pull, member = next(iter(self._pulls.items()))
             if pull in member.dispatcher.group.leases:
@@ -429,47 +429,51 @@ class PrefixSubscription:
 
 
 class PrefixSubscriptions:
-    """All consumers by prefix of a broker."""
+    """All prefix subscriptions of a broker."""
 
     def __init__(self, topics: Collection[str], closing: Callable[[], bool]) -> None:
         self._topics = topics
         self._closing = closing
-        self._fans: set[PrefixSubscription] = set()
+        self._subscriptions: set[PrefixSubscription] = set()
         self._away: dict[tuple[str, str], tuple[float, set[str]]] = {}
-        """By place, ephemeral ones whose connection broke: until when they may come back, and topics new to them."""
+        """By place, ephemeral consumers whose connection broke: the deadline of their return, and topics new to
+        them."""
 
     async def open(self, request: wire.Attach, join: Join, may: Callable[[str], bool]) -> PrefixSubscription:
         check_pattern(request.topic)
         check_group(request.group)
         check_consumer(request.consumer)
 
-        fan = PrefixSubscription(request, join, may, self._closing)
-        fan.invite(self._topics, new=False)
-        if fan.config.ephemeral:
-            _, new = self._away.pop(fan.place, (0.0, set[str]()))
+        subscription = PrefixSubscription(request, join, may, self._closing)
+        subscription.invite(self._topics, new=False)
+        if subscription.config.ephemeral:
+            _, new = self._away.pop(subscription.place, (0.0, set[str]()))
             # The one before it may be here still: that its connection broke can be noticed later.
-            fan.invite(new.union(*(other.unjoined for other in self._fans if other.place == fan.place)), new=True)
-        self._fans.add(fan)
+            subscription.invite(
+                new.union(*(other.unjoined for other in self._subscriptions if other.place == subscription.place)),
+                new=True,
+            )
+        self._subscriptions.add(subscription)
         try:
-            await fan.join(request.places)
+            await subscription.join(request.places)
         except BaseException:
             # Nobody will ever pull through it.
-            self._fans.discard(fan)
-            _let_go(fan.leave())
+            self._subscriptions.discard(subscription)
+            _let_go(subscription.leave())
             raise
-        return fan
+        return subscription
 
     def made(self, topic: str) -> None:
-        for fan in self._fans:
-            fan.invite((topic,), new=True)
+        for subscription in self._subscriptions:
+            subscription.invite((topic,), new=True)
         for (pattern, _), (_, new) in self._away.items():
             if matches(pattern, topic):
                 new.add(topic)
 
-    def await_back(self, fan: PrefixSubscription, deadline_s: float) -> None:
+    def await_back(self, subscription: PrefixSubscription, deadline_s: float) -> None:
         """All messages of a topic that is made before it comes back are new to it."""
-        if fan.config.ephemeral:
-            self._away[fan.place] = deadline_s, set(fan.unjoined)
+        if subscription.config.ephemeral:
+            self._away[subscription.place] = deadline_s, set(subscription.unjoined)
             if len(self._away) > AWAY_MAX:
                 del self._away[next(iter(self._away))]
 
@@ -478,10 +482,10 @@ class PrefixSubscriptions:
             del self._away[place]
 
     def leave(self, member: Member | PrefixSubscription) -> list[Member]:
-        """A consumer goes, of one topic or of many: those that are to leave."""
+        """A consumer leaves, of one topic or of many: the members that are to leave."""
         if not isinstance(member, PrefixSubscription):
             return [member]
-        self._fans.discard(member)
+        self._subscriptions.discard(member)
         return member.leave()
 
 
@@ -499,7 +503,7 @@ def _let_go(members: Iterable[Member]) -> None:
 
 
 def _settings(config: GroupConfig) -> tuple[object, ...]:
-    """What a consumer can ask for of a group."""
+    """The settings of a group that a consumer can ask for."""
     return config.retry, config.timeout_s, config.max_in_flight, config.mode
 
 

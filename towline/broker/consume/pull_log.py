@@ -1,23 +1,20 @@
-"""A group's pull log as the broker writes it: events in their order, some at once, some a moment later."""
+"""A group's pull log: appending its events, some at once, some a moment later; and its recovery."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from towline.broker.journal import Journal, replayed
 from towline.clock import SteadyClock, TimeSlice, in_steps
 from towline.delivery import Event, Group, GroupSnapshot, decode_event, encode_event, mend, restore
 from towline.delivery.group.events import Pulled, Started, shifted
 from towline.errors import TowlineError, Unavailable
-from towline.format import not_understood
-from towline.frame import Frame, encode_events
-from towline.frame.decode import understood
+from towline.frame import encode_events
 from towline.model import Durability, GroupConfig, pull_stream
-from towline.store import Append, Appended, Store
+from towline.store import Append, Appended, Lost, Store
 
 if TYPE_CHECKING:
     from towline.delivery.group.snapshot import Rest
@@ -28,29 +25,26 @@ log = logging.getLogger("towline.broker")
 
 LATE_S: Final = 0.002
 STANDING_LATE_S: Final = 0.01
-"""Of a pull that stands the acks come a few milliseconds later, and carry it."""
+"""For acks that follow a standing pull a few milliseconds later, and carry it."""
 LATE_MAX: Final = 64
 NEVER: Final = float("inf")
 
 
-class PullLog:
-    """A pull need not be in the log before its consumer is told: if a crash undoes it, its number is never given to
-    anyone else, and the messages are delivered again. So it is written behind the answer: with the next event of the
-    group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
-    the log by such events only. The group goes by a steady clock; in the log, events have the times of the clock as it
-    is."""
+class PullLog(Journal[Event]):
+    """A pull need not be in the log before it is answered: if a crash undoes it, its number is never given to anyone
+    else, and the messages are delivered again. So it is appended after the answer: with the next event of the group,
+    which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of the log
+    by such events only. The group goes by a steady clock; in the log, events have the times of the wall clock."""
 
-    __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_position", "_store", "_time", "stream")
+    __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_time")
 
-    def __init__(self, store: Store, stream: str, time: SteadyClock) -> None:
-        self.stream = stream
-        self._store = store
+    def __init__(self, store: Store, stream: str, time: SteadyClock, apply: Callable[[Event], object]) -> None:
+        super().__init__(store, stream, encode_event, decode_event, lambda event, _: apply(event))
         self._time = time
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._position = store.bounds(stream).end
         self._late: list[Event] = []
         self._due_s = NEVER
-        """When what is late is appended, by the loop's clock."""
+        """When late events are appended, by the loop's clock."""
         self._failed = False
         self._closed = False
 
@@ -58,12 +52,12 @@ class PullLog:
     def position(self) -> int:
         """The number of the next event; all that was applied is before it."""
         self.catch_up()
-        return self._position
+        return self.next
 
     @property
     def count(self) -> int:
-        """How many events there have been, written or not."""
-        return self._position + len(self._late)
+        """The number of events so far, written or not."""
+        return self.next + len(self._late)
 
     def append(
         self,
@@ -72,27 +66,28 @@ class PullLog:
         also: Sequence[Append] = (),
         instead: Sequence[Event] | None = None,
     ) -> Appended:
-        """Append events, and `also` in one unit with them. If it is refused, nothing has happened; if `also` is refused
-        late, as many others stand `instead`."""
+        """Append events, and `also` in one unit with them, and apply them. If it is refused, nothing has happened; if
+        `also` is refused late, as many others stand `instead`."""
         if self._closed:
             # The group may have been deleted, and its stream be another's by now.
             raise Unavailable(f"{self.stream} is closed")
-        if self._late:
-            events = [*self._late, *events]
-            instead = None if instead is None else [*self._late, *instead]
-        other = None if instead is None else self._encode(instead)
-        own = Append(self.stream, self._encode(events), len(events), control=True, instead=other)
+        late = self._late
+        if late and instead is not None:
+            instead = [*late, *instead]
+        own = self.entry([*late, *events] if late else events, instead)
         appended = self._store.append([*also, own], durability)
-        self._position = appended.firsts[-1] + len(events)
-        self._late.clear()
+        self.next += len(late)
+        late.clear()
         self._failed = False
+        self.note(events, appended.at_us)
         return appended
 
     def append_soon(self, pulled: Pulled, *, stands: bool = False) -> None:
-        """Append it once its consumer is answered; a little later still if its pull stands."""
+        """Apply it, and append it once its consumer is answered; a little later still for a standing pull."""
         if self._failed or len(self._late) >= LATE_MAX:
             self.catch_up()
         self._late.append(pulled)
+        self._apply(pulled, 0)
         late_s = STANDING_LATE_S if stands else LATE_S
         if self._due_s is NEVER or not stands:
             loop = self._loop = self._loop or asyncio.get_running_loop()
@@ -114,18 +109,14 @@ class PullLog:
             log.error("%s: %d pulls are not in the pull log yet: %s", self.stream, len(self._late), error)
 
     def close(self) -> None:
-        """Nothing more is written. What was late is as if a crash had undone it."""
+        """Nothing more is written. Late events are as if a crash had undone them."""
         self._closed = True
         self._late.clear()
 
-    def _encode(self, events: Sequence[Event]) -> bytes:
+    def _frame(self, events: Sequence[Event]) -> bytes:
         if set_us := self._time.set_us:
             events = [shifted(event, set_us) for event in events]
         return encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
-
-
-READ_BYTES: Final = 8 << 20
-READ_COUNT: Final = 2_000
 
 
 async def recover_group(
@@ -137,53 +128,45 @@ async def recover_group(
     shards: int = 0,
     rest: Rest | None = None,
 ) -> Group:
-    """The group as it was: from its snapshot, then event by event through the same `apply` as ever."""
+    """Recover a group: its snapshot, then event by event through the same `apply` as ever."""
     stream = pull_stream(config.topic, config.name)
-    first, end, _ = store.bounds(stream)
-    at, whole = first, True
-    group = Group(config, shards)
     if document is not None and document.places(shards) is None:
         log.error("the snapshot of %s is of other lanes than the topic has: the pull log is replayed instead", stream)
         document = None
+    back = _Recovery(Group(config, shards), stream)
     if document is not None:
-        group, at = await in_steps(restore(config, document, shards, rest), part), max(document.position, first)
-    while at < end:
-        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
-        for lost in read.lost:
-            whole = False
-            log.error("pull log %s: %d events from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
-        for chunk in read.chunks:
-            frame = understood(Frame(chunk.frame), stream, chunk.first)
-            for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
-                event = _event(record, stream, number)
-                if isinstance(event, Started):
-                    # Of the group that was deleted, and made anew under the same name, the snapshot may still tell.
-                    group, whole = Group(config, shards), True
-                whole = _replay(group, event, stream, whole=whole)
-                if part.over:
-                    await part.rest()
-        at = max(read.next, at + 1)
-    return group
+        back.group = await in_steps(restore(config, document, shards, rest), part)
+    position = 0 if document is None else document.position
+    async for _, event, _ in replayed(store, stream, position, decode_event, part, lost=back.lost):
+        if isinstance(event, Started):
+            # The snapshot may be of a group that was deleted, and made anew under the same name.
+            back.group, back.whole = Group(config, shards), True
+        back.apply(event)
+    return back.group
 
 
-def _event(record: bytes, stream: str, number: int) -> Event:
-    try:
-        return decode_event(record)
-    except msgspec.MsgspecError as error:
-        # Its frame is whole: it is no damage. A group without it would be a wrong one.
-        raise not_understood(f"pull log {stream}: event {number}", error) from None
+class _Recovery:
+    """A group as far as it has come back. Once events are lost, the rest is made to fit."""
 
+    def __init__(self, group: Group, stream: str) -> None:
+        self.group = group
+        self.whole = True
+        self._stream = stream
 
-def _replay(group: Group, event: Event, stream: str, *, whole: bool) -> bool:
-    """Apply one event of a pull log; whether all were whole so far. Once some were lost, the rest is made to fit."""
-    if whole:
-        try:
-            group.apply(event)
-        except Exception:
-            # A group that delivers some messages again is better than a broker that does not start.
-            log.exception("pull log %s: an event does not fit those before it: %s", stream, event)
-        else:
-            return True
-    if mend(group, event):
-        log.warning("pull log %s: an event that followed lost ones was made to fit: %s", stream, type(event).__name__)
-    return False
+    def lost(self, lost: Lost) -> None:
+        self.whole = False
+        log.error("pull log %s: %d events from %d on are lost: %s", self._stream, lost.count, lost.first, lost.reason)
+
+    def apply(self, event: Event) -> None:
+        if self.whole:
+            try:
+                self.group.apply(event)
+            except Exception:
+                # A group that delivers some messages again is better than a broker that does not start.
+                log.exception("pull log %s: an event does not fit those before it: %s", self._stream, event)
+            else:
+                return
+        self.whole = False
+        if mend(self.group, event):
+            name = type(event).__name__
+            log.warning("pull log %s: an event that followed lost ones was made to fit: %s", self._stream, name)

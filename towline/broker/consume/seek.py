@@ -1,4 +1,4 @@
-"""Moving groups, and emptying topics: what an administrator does to what waits."""
+"""Seek, purge and external progress; the start of a group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def seek(dispatcher: Dispatcher, request: Seek, durability: Durability) ->
 
 
 async def report(dispatcher: Dispatcher, positions: Sequence[tuple[int, int]], durability: Durability) -> None:
-    """Somebody who keeps their own progress has come this far."""
+    """The progress of a reader that keeps its own."""
     if dispatcher.members:
         raise Conflict(f"{dispatcher.label} has consumers: report progress to a group that nothing else consumes with")
     dispatcher.observe()
@@ -76,7 +76,7 @@ async def _wanted(dispatcher: Dispatcher, request: Seek) -> Moves:
 
 async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: Durability) -> None:
     while dispatcher.copying:
-        # What is being copied may turn out to be dying still.
+        # Messages that are being copied may turn out to be dying still.
         await asyncio.wait(dispatcher.copying)
     _, appended = dispatcher.run(Move(moves, reason), durability)
     dispatcher.wake()
@@ -88,8 +88,8 @@ async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: D
 async def purge(
     topic: Topic, store: Store, durability: Durability, remember: Callable[[], Awaitable[None]], *, dry_run: bool
 ) -> Purged:
-    """Drop all messages that the topic has now. Groups go on behind them; dead letters are kept. `remember` writes down
-    what else is read from messages after a crash: who sent them, and their dedup ids."""
+    """Drop all messages that the topic has now. Groups continue behind them; dead letters are kept. `remember` saves
+    what else is recovered from messages after a crash: their producers, and their dedup ids."""
     ends = [lane.end for lane in topic.lanes]
     bounds = [store.bounds(lane.stream) for lane in topic.lanes]
     messages = sum(max(end - one.first, 0) for end, one in zip(ends, bounds, strict=True))
@@ -131,18 +131,18 @@ async def _in_lane(store: Store, topic: Topic, lane: int, start: str) -> int:
     return end if start == "latest" else min(await store.locate(stream, int(start[1:])), end)
 
 
-# Where its consumer was
+# Positions of consumers
 
 
 def place_of(dispatcher: Dispatcher) -> wire.Place:
-    """Where a group is of which nothing was pulled yet."""
+    """The position of a group from which nothing was pulled yet."""
     group = dispatcher.group
     shards = group.shards.count if group.shards is not None else 0
     return wire.Place(group.config.topic, shards, [(lane, at) for lane, at in enumerate(group.next) if at])
 
 
 def check_places(pattern: str, places: wire.Places) -> None:
-    """Refuse what no consumer of this topic, or of the topics under this prefix, can mean."""
+    """Refuse positions that no consumer of this topic, or of the topics under this prefix, can mean."""
     seen: set[str] = set()
     for place in places.topics:
         name = check_topic(place.topic)
@@ -174,8 +174,8 @@ def _check_place(place: wire.Place) -> None:
 
 
 def resumed(dispatcher: Dispatcher, places: Sequence[wire.Place]) -> Start:
-    """Begin where the consumer was in this topic, as far as the lanes have it: with the first message if retention has
-    gone beyond that, or if the topic is new to it; at the end if there is less than it was given."""
+    """The consumer's position in this topic, as far as the lanes have it: the first message if retention has gone
+    beyond that, or if the topic is new to it; the end if there is less than it was given."""
     here = place_of(dispatcher)
     place = next((one for one in places if (one.topic, one.shards) == (here.topic, here.shards)), here)
     at, bounds = dict(place.lanes), [lane.look() for lane in dispatcher.lanes]

@@ -10,15 +10,13 @@ from towline.delivery import Ack, Command, Event, GiveBack, Nack, missing
 from towline.errors import BadRequest, OwnershipLost, TowlineError
 from towline.model import Durability, Span
 from towline.protocol import messages as wire
+from towline.protocol.consume import ACK, DEAD, GIVE_BACK, NACK
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
     from towline.broker.consume.message_limits import MessageLimits
 
-__all__ = ["ACK", "DEAD", "GIVE_BACK", "NACK", "NOTHING", "Settlement", "command_of"]
-
-
-ACK, NACK, DEAD, GIVE_BACK = range(4)
+__all__ = ["NOTHING", "Settlement", "command_of"]
 
 
 def command_of(consumer: str, act: wire.Act) -> Command:
@@ -49,11 +47,11 @@ class Settlement:
         self._lost: list[wire.Lost] = []
         self._done: asyncio.Future[None] | None = None
         self._gathered: dict[int, tuple[int, wire.Act, list[Event]]] = {}
-        """By pull, acks that are decided: one does not change what is decided of another pull, so that they are
-        written down together."""
+        """By pull, acks that are decided: one does not change the decision about another pull, so they are recorded
+        together."""
 
     def act(self, acts: Sequence[wire.Act], limits: MessageLimits) -> tuple[wire.Settled, asyncio.Future[None] | None]:
-        """Carry out acts; what to answer, and when they are durable."""
+        """Carry out acts; returns their answer, and when they are durable."""
         dispatcher = self._dispatcher
         several = len(acts) > 1
         only_acks = True
@@ -89,7 +87,7 @@ class Settlement:
         return wire.Settled(self._refused, self._lost), self._done
 
     def _record(self) -> None:
-        """Write down what was gathered; all of it, or nothing."""
+        """Record the gathered acks; all of them, or none."""
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}

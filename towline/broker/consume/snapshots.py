@@ -1,8 +1,8 @@
 """Snapshots of groups: `consumerOffset.json`, and documents of their own for groups with very much open.
 
-Each group speaks for a position of its own in its pull log, so groups are noted one after another, and others have
-their turn in between. Only a group in which something happened is noted anew; one with very much open only when as much
-has happened as a part of that, or after a while: the events behind its position are kept, and replayed.
+Each group has a position of its own in its pull log, so groups are noted one after another, and others run in between.
+Only a group with new events is noted anew; one with very much open only after as many events as a part of that, or
+after a while: the events behind its position are kept, and replayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from towline.delivery import GroupSnapshot, snapshot
 from towline.delivery.group.snapshot import EXCERPT, Rest, excerpt, open_parts, rest_of
 from towline.errors import StoreDamaged
 from towline.format import not_understood
-from towline.model import Durability, pull_stream
+from towline.model import OFFSETS_FILE, Durability, pull_stream
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = ["BYTES_PER_S", "LARGE_BYTES", "Snapshots"]
 
 log = logging.getLogger("towline.broker")
 
-OFFSETS: Final = "consumerOffset.json"
 SHARE: Final = 16
 """A group with very much open is noted anew after as many events as it has parts open, divided by this, …"""
 RENEW_S: Final = 300.0
@@ -40,7 +39,7 @@ RENEW_S: Final = 300.0
 TEXTS_AT_ONCE: Final = 1_000
 LARGE_BYTES: Final = 256 << 10
 BYTES_PER_S: Final = 200 << 10
-"""A large file is written no more often than comes to this on average."""
+"""The average rate at which large files are written."""
 
 Name = tuple[str, str]
 """Topic and group."""
@@ -52,11 +51,11 @@ class _Offsets(msgspec.Struct):
 
 
 class _Noted(NamedTuple):
-    """A group as it stands in the file."""
+    """A group as it is in the file."""
 
     position: int
     set_us: int
-    taken_back: int
+    refusals: int
     at_s: float
     size: int
     text: bytes
@@ -75,18 +74,18 @@ def _slot_of(one: GroupSnapshot) -> int:
 
 
 class Snapshots:
-    """Writes what recovery begins with. A snapshot never speaks of anything that is not durable."""
+    """Writes the snapshots with which recovery begins. A snapshot never holds anything that is not durable."""
 
     def __init__(self, store: Store, clock: Clock, time: SteadyClock) -> None:
         self._store = store
         self._clock = clock
         self._time = time
-        self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
+        self._file = ConfigFile(store, OFFSETS_FILE, _Offsets, indent=1)
         self._version = DataVersion()
         self._noted: dict[Name, _Noted] = {}
         self._written: dict[Name, int] = {}
         self._before: dict[Name, int] = {}
-        """As of the snapshot before, which the file's `.bak` holds."""
+        """The positions in the snapshot before, which the file's `.bak` holds."""
         self._slots = Slots()
         self._slots_before: set[int] = set()
         self._next_s = 0.0
@@ -94,9 +93,9 @@ class Snapshots:
         self.groups: dict[Name, GroupSnapshot] = {}
         """As loaded, by topic and group."""
         self.rests: dict[Name, Rest] = {}
-        """Of those that have a document of their own."""
+        """Those with a document of their own."""
 
-    # Coming back
+    # Recovery
 
     async def load(self, part: TimeSlice) -> None:
         try:
@@ -124,7 +123,7 @@ class Snapshots:
         document = self.groups[name].rest.split()[0]
         await self._go_back([name], f"{document} is missing or damaged")
         if name in self.groups and self.groups[name].rest and not await self._find_rest(name):
-            log.error("%s: its rest is missing or damaged as well. The pull log is replayed instead", OFFSETS)
+            log.error("%s: its rest is missing or damaged as well. The pull log is replayed instead", OFFSETS_FILE)
             del self.groups[name]
 
     async def _find_rest(self, name: Name) -> bool:
@@ -139,7 +138,7 @@ class Snapshots:
         return True
 
     def _is_ahead(self, one: GroupSnapshot) -> bool:
-        """Whether it speaks of events that the log does not have: with it, a group would pass over new messages."""
+        """Whether it holds events that the log does not have: with it, a group would skip new messages."""
         return one.position > self._store.bounds(pull_stream(one.topic, one.group)).end
 
     async def _go_back(self, names: Iterable[Name], problem: str) -> None:
@@ -153,7 +152,7 @@ class Snapshots:
             log.error(
                 "%s: what it says of group %s of topic %s is not used: %s. %s instead: messages may come twice, "
                 "and none is lost",
-                *(OFFSETS, name[1], name[0], problem, source),
+                *(OFFSETS_FILE, name[1], name[0], problem, source),
             )
             if instead is not None and fits:
                 self.groups[name] = instead
@@ -163,7 +162,7 @@ class Snapshots:
     # Saving
 
     async def save(self, dispatchers: Iterable[Dispatcher], *, everything: bool = False) -> None:
-        """Note what has happened; `everything`, though it costs much."""
+        """Note groups with new events; with `everything` all of them, though it costs much."""
         async with self._saving:
             if everything or self._clock.steady_s() >= self._next_s:
                 await self._save([one for one in dispatchers if not one.group.config.ephemeral], everything=everything)
@@ -190,7 +189,7 @@ class Snapshots:
             await self._settle()
             return
         await self._store.append([], Durability.FSYNC).done
-        while refused := [one for one, noted in changed.items() if noted.taken_back != one.taken_back]:
+        while refused := [one for one, noted in changed.items() if noted.refusals != one.log.refusals]:
             # What is refused meanwhile was never stored: what died is not among the dead letters.
             for one in refused:
                 changed[one] = await self._note(one)
@@ -213,15 +212,15 @@ class Snapshots:
 
     async def _note(self, one: Dispatcher) -> _Noted:
         """The group as it is at one moment. What takes long is made of it afterwards."""
-        position, set_us, taken_back, now_s = one.position, self._time.set_us, one.taken_back, self._clock.steady_s()
+        position, set_us, refusals, now_s = one.position, self._time.set_us, one.log.refusals, self._clock.steady_s()
         size = open_parts(one.group)
         if size < EXCERPT:
-            return _Noted(position, set_us, taken_back, now_s, size, _text(snapshot(one.group, position, set_us)))
+            return _Noted(position, set_us, refusals, now_s, size, _text(snapshot(one.group, position, set_us)))
         rest, slot = rest_of(one.group, set_us), self._slots.take()
         shown = excerpt(one.group, rest, position, "", set_us)
         document = await packed_struct(rest)
         text = _text(msgspec.structs.replace(shown, rest=f"{_rest_name(slot)} {crc32c(document):08x}"))
-        return _Noted(position, set_us, taken_back, now_s, size, text, slot, document)
+        return _Noted(position, set_us, refusals, now_s, size, text, slot, document)
 
     async def _write(self, noted: dict[Name, _Noted]) -> None:
         for one in [one for one in noted.values() if one.rest]:
@@ -261,7 +260,7 @@ class Snapshots:
 
     async def pins(self, dispatchers: Callable[[], Iterable[Dispatcher]]) -> dict[str, int]:
         """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
-        one, because that is damaged. Of a group that no snapshot speaks of yet, all."""
+        one, because that is damaged. Of a group that is in no snapshot yet, all."""
         pins: dict[str, int] = {}
         part = TimeSlice()
         async for name in in_slices(list(self._written), part):
@@ -283,5 +282,5 @@ def _name(one: Dispatcher) -> Name:
 
 
 def _text(one: GroupSnapshot) -> bytes:
-    """As it stands in the file, for people."""
+    """A snapshot as it is in the file, for people."""
     return b"  " + msgspec.json.format(msgspec.json.encode(one), indent=1).replace(b"\n", b"\n  ")

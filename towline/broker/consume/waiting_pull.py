@@ -1,4 +1,4 @@
-"""A consumer that waits for messages."""
+"""A pull that waits for messages, and the taker of its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Taker", "WaitingPull", "in_turn"]
 
 
 class Taker(Protocol):
-    """Takes what a pull was granted to its consumer."""
+    """Takes a granted pull to its consumer."""
 
     @property
     def stands(self) -> bool:
@@ -24,21 +24,22 @@ class Taker(Protocol):
 
     @property
     def ending(self) -> bool:
-        """It is to wait no longer."""
+        """The pull is to wait no longer."""
 
     def take(self, pulled: wire.Pulled, buffers: Buffers) -> None: ...
 
     def set_aside(self, size: int) -> int:
-        """How much an answer of at most `size` bytes may take: what is in hand, or what there is; 0 is nothing."""
+        """Reserve room for an answer of at most `size` bytes, from the room in hand or the budget; 0 is that there is
+        none."""
 
     async def wait_for_room(self, size: int, within_s: float) -> bool:
-        """Have room in hand as soon as there is some. False: there was none in time, or it is to wait no longer."""
+        """Wait for room, and keep it in hand. False: there was none in time, or the pull is to wait no longer."""
 
     def read(self, room: int, size: int) -> None:
-        """An answer was read for which `room` was set aside: it takes `size`."""
+        """An answer was read for which `room` was reserved: it takes `size`."""
 
     def let_go(self) -> None:
-        """Of the room in hand; and what was read is not handed over."""
+        """Give back the room in hand, and that of an answer that was read and is not handed over."""
 
 
 class WaitingPull:
@@ -65,7 +66,7 @@ class WaitingPull:
 
     @property
     def may_take(self) -> bool:
-        """It may be answered now: it has a taker, and the acts that came with it are durable."""
+        """Whether it may be answered now: it has a taker, and the acts that came with it are durable."""
         acted = self.acted
         return self.taker is not None and (acted is None or (acted.done() and acted.exception() is None))
 
@@ -75,6 +76,5 @@ class WaitingPull:
 
 
 def in_turn(waiters: Iterable[WaitingPull]) -> list[WaitingPull]:
-    """First come, first served; but one that stands, though its consumer has messages to work on, comes after those
-    who have none."""
+    """FIFO; standing pulls whose consumer has messages to work on come last."""
     return sorted(waiters, key=lambda waiter: waiter.member.in_flight if waiter.stands else 0)

@@ -1,7 +1,7 @@
-"""Alarms at work: rules on file, readings off the census, notices to people.
+"""Alarms at work: rules on file, readings from the statistics, notices by mail and webhook.
 
 Rules are evaluated in the broker, because the figures are there and because nobody has to look at a console for it.
-Each broker speaks for what it holds itself.
+Each broker evaluates what it holds itself.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ NOTICES_MAX: Final = 1_000
 TOLD_MAX: Final = 100
 LOOK_UP_S: Final = 2.0
 LOOK_UPS: Final = 2
-"""Names that are looked up at a time, when rules are made."""
+"""Host names that are looked up at a time, when rules are made."""
 SENDING: Final = 4
-"""Receivers that are sent to at a time."""
+"""Recipients that are sent to at a time."""
 ADDRESSEES_MAX: Final = 100
-"""Those for whom notices are under way; they wait for each other no longer than it takes to try once."""
+"""Recipients of notices under way; they wait for each other no longer than it takes to try once."""
 WAITING_MAX: Final = 100
-"""Notices that wait for the same addressees; the oldest goes."""
+"""Notices that wait for the same recipients; the oldest is dropped."""
 TRIES_S: Final = (5.0, 30.0, 120.0, 600.0)
 
 
@@ -74,7 +74,7 @@ class AlarmMonitor:
         store: Store,
         clock: Clock,
         settings: BrokerSettings,
-        census: Stats,
+        stats: Stats,
         *,
         room: Callable[[], Room],
         overdue: OverdueMessages,
@@ -83,7 +83,7 @@ class AlarmMonitor:
         self._file = ConfigFile(store, FILE, _Document)
         self._clock = clock
         self._settings = settings
-        self._census = census
+        self._stats = stats
         self._room = room
         self._webhooks = Webhooks(settings.webhook_allow)
         self._overdue = overdue
@@ -102,7 +102,7 @@ class AlarmMonitor:
         self._testing = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._told: deque[tuple[Told, frozenset[tuple[str, str]]]] = deque(maxlen=TOLD_MAX)
-        """With the topics and groups that it speaks of."""
+        """With the topics and groups that it concerns."""
 
     async def load(self) -> None:
         document = await self._file.load() or _Document()
@@ -120,7 +120,7 @@ class AlarmMonitor:
         return self._book.digest
 
     async def adopt(self, rules: dict[str, AlarmRule]) -> None:
-        """Go by the rules that brokers on one database share."""
+        """Use the rules that brokers on one database share."""
         if rules == self.rules:
             return
         self._book = RuleBook(rules.values())
@@ -132,7 +132,7 @@ class AlarmMonitor:
         return AlarmBook(list(some.rules.values()), some.changes, more)
 
     async def merge(self, theirs: AlarmBook) -> bool:
-        """Take over what was changed at another broker while we did not hear of it."""
+        """Take over changes that were made at another broker while we were apart."""
         if not self._book.merge(RuleBook(theirs.rules, theirs.changes)):
             return False
         await self._changed()
@@ -143,13 +143,13 @@ class AlarmMonitor:
             del self._watch.active[key]
         await self.save()
 
-    # What an administrator does
+    # Requests
 
     async def told(self, may: May | None) -> Alarms:
         return self.listed(may)
 
     def listed(self, may: May | None = None) -> Alarms:
-        """Rules, alarms and notices of topics and groups that `may` says that one may describe; without it, all."""
+        """Rules, alarms and notices of topics and groups that `may` allows to describe; without it, all."""
 
         def sees(topic: str, group: str) -> bool:
             places = (("topic", topic), ("group", group))
@@ -171,7 +171,7 @@ class AlarmMonitor:
         return Alarms(rules, active, told, bool(self._settings.smtp))
 
     async def put(self, rule: AlarmRule, may: May | None = None) -> None:
-        """With `may`, of what one may describe: notices name it, and go wherever the rule says."""
+        """With `may`, only about what one may describe: notices name it, and go wherever the rule sends them."""
         old = self.rules.get(rule.name)
         for one in (rule, old):
             if one is not None and not _may_see_all(one, may):
@@ -189,7 +189,8 @@ class AlarmMonitor:
         await self.save()
 
     async def _check_webhooks(self, rule: AlarmRule) -> None:
-        """Whether one may send there, as far as that is known in a moment; before each notice it is looked at again."""
+        """Whether sending there is allowed, as far as that is known in a moment; before each notice it is checked
+        again."""
         for url in rule.webhooks:
             try:
                 async with asyncio.timeout(LOOK_UP_S):
@@ -200,7 +201,7 @@ class AlarmMonitor:
                 raise BadRequest(f"alarm {rule.name}: {error}") from None
 
     def _check_sight(self, name: str, may: May | None) -> None:
-        """A rule is not there for those who may not describe all that it watches."""
+        """A rule is hidden from those who may not describe all that it watches."""
         rule = self.rules.get(name)
         if rule is None or not _may_see_all(rule, may):
             raise no_rule(name)
@@ -211,7 +212,7 @@ class AlarmMonitor:
         await self._changed()
 
     async def silence(self, name: str, until_us: int, reason: str, may: May | None = None) -> None:
-        """Tell nobody of a rule until then; 0 ends it."""
+        """Send no notices of a rule until then; 0 ends the silence."""
         self._check_sight(name, may)
         now_us = self._clock.now_us()
         if not until_us:
@@ -224,7 +225,8 @@ class AlarmMonitor:
         await self.save()
 
     async def test(self, name: str, may: May | None = None) -> None:
-        """Send a notice to all that a rule names, now, and say what went wrong. One at a time: it may take minutes."""
+        """Send a notice to all recipients of a rule, now, and raise what went wrong. One at a time: it may take
+        minutes."""
         self._check_sight(name, may)
         if self._testing.locked():
             raise Conflict(f"another rule is being tested: test alarm {name} when that is over")
@@ -242,7 +244,7 @@ class AlarmMonitor:
             try:
                 await self._send(notice, "test: ")
             except Unavailable as error:
-                # Nothing to try again by itself: somebody waits to hear what is wrong.
+                # Not tried again: somebody waits for the error.
                 raise BadRequest(f"alarm {name}: {error}") from None
 
     async def save(self) -> None:
@@ -250,17 +252,17 @@ class AlarmMonitor:
         self._saved = [msgspec.structs.replace(one) for one in self._watch.active.values()]
         await self._file.save(_Document(self._version, list(self.rules.values()), self._saved, self._book.changes))
 
-    # What happens by itself
+    # Evaluation
 
     async def look(self) -> None:
-        """After a walk of the census: compare, and let what is new wait for more of its kind."""
+        """After a walk of the statistics: compare, and let new notices wait for more of their kind."""
         if self._looking.locked() or (not self.rules and not self._watch.active):
             return
         async with self._looking:
             self._take(await self._compare())
 
     async def _compare(self) -> list[Notice]:
-        """All rules with all groups, while others have their turn."""
+        """All rules with all groups, while others run in between."""
         look = Look(self._watch, self.rules, self._clock.now_us())
         async for reading in in_slices(self._readings()):
             look.note(reading)
@@ -269,7 +271,7 @@ class AlarmMonitor:
     def _take(self, found: list[Notice]) -> None:
         held = sum(alarm.held for alarm in self._watch.active.values())
         if held != self._held:
-            # Since when it is so is to outlive a restart, though nobody was told.
+            # Since when it holds is to outlive a restart, though no notice was sent.
             self._held = held
             self._more.set()
         for notice in found:
@@ -287,7 +289,7 @@ class AlarmMonitor:
 
     def _readings(self) -> Iterator[Reading]:
         now_us = self._clock.now_us()
-        for topic in list(self._census.topics.values()):
+        for topic in list(self._stats.topics.values()):
             emails = topic.topic.config.alarm_emails
             for name, one in list(topic.groups.items()):
                 if name.startswith(PRIVATE):
@@ -309,8 +311,8 @@ class AlarmMonitor:
         yield Reading("retention", self._overdue.held_s)
 
     async def loop(self) -> None:
-        """Send notices, each a few times if need be, those to the same people one after the other; and keep what has
-        been told on file."""
+        """Send notices, each a few times if need be, those to the same recipients one after the other; and keep the
+        sent ones on file."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._more.wait()
@@ -386,7 +388,7 @@ class AlarmMonitor:
 
 
 def _merged(notices: list[Notice]) -> list[Notice]:
-    """What the same people are told within the waiting time goes into one notice; of each alarm, the last word."""
+    """Notices to the same recipients within the waiting time are merged; of each alarm, the latest state counts."""
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[Change], int]] = {}
     for notice in notices:
         changes, more = found.get((notice.emails, notice.webhooks), ([], 0))

@@ -18,7 +18,7 @@ SEGMENTS_MAX = 1_000
 
 
 class Room(NamedTuple):
-    """Bytes on the disk under the store; of a memory store, what it may hold."""
+    """Bytes on the disk under the store; of a memory store, its capacity."""
 
     free_bytes: int
     total_bytes: int

@@ -1,4 +1,4 @@
-"""Lists by pages, read off the last walk of the census."""
+"""Lists by pages, read off the last walk of the statistics."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def split_lines(setting: str) -> tuple[str, ...]:
 
 
 class Listing:
-    """Sorts once a walk: whoever pages through ten thousand topics has them sorted for them once."""
+    """Sorts once a walk: one who pages through ten thousand topics has them sorted once."""
 
-    def __init__(self, census: Stats, lines: Sequence[str] = ()) -> None:
+    def __init__(self, stats: Stats, lines: Sequence[str] = ()) -> None:
         """`lines` are business lines in the order in which they are shown; others follow by name."""
-        self._census = census
+        self._stats = stats
         self._places = {line: place for place, line in enumerate(lines)}
         self._walk = -1
         self._sorted: dict[tuple[str, str, bool], list[Any]] = {}
 
     async def survey(self, request: ListPage, may: May | None = None) -> PageListed:
-        """A page of what `may` says that one may describe; without it, of all."""
-        await self._census.refresh()
+        """A page of what `may` allows to describe; without it, of all."""
+        await self._stats.refresh()
         search = request.search.strip().lower()
         if request.of == "groups":
             return await self._groups(request, search, may)
@@ -40,8 +40,8 @@ class Listing:
 
     async def _seen(self, request: ListPage, may: May) -> list[TopicFacts]:
         """The topics that one may describe, summed up over the groups that one may describe, and sorted by these sums:
-        the order would tell of the others."""
-        topics = in_slices(list(self._census.topics.values()))
+        other sums would give away the hidden groups."""
+        topics = in_slices(list(self._stats.topics.values()))
         seen = [one.seen_by(may) async for one in topics if may("describe", "topic", one.config.name)]
         return self._in_order_of(seen, request)
 
@@ -71,8 +71,8 @@ class Listing:
         return self._places.get(line, len(self._places)) if line else -1, line
 
     def _in_order(self, request: ListPage) -> list[Any]:
-        if self._walk != self._census.walks:
-            self._walk = self._census.walks
+        if self._walk != self._stats.walks:
+            self._walk = self._stats.walks
             self._sorted.clear()
         key = (request.of, request.sort, request.descending)
         found = self._sorted.get(key)
@@ -81,7 +81,7 @@ class Listing:
         return found
 
     def _sort(self, request: ListPage) -> list[Any]:
-        facts = self._census.topics.values()
+        facts = self._stats.topics.values()
         rows: list[Any] = list(facts) if request.of == "topics" else [one for t in facts for one in t.groups.values()]
         return self._in_order_of(rows, request)
 
@@ -97,13 +97,13 @@ class Listing:
         return rows
 
     async def pulse(self, request: Pulse, figures: Callable[[], Awaitable[dict[str, Any]]]) -> Pulsed:
-        await self._census.refresh()
+        await self._stats.refresh()
         if request.topic:
-            at_us, series = self._census.history.of_group(request.topic, request.group)
+            at_us, series = self._stats.history.of_group(request.topic, request.group)
             return Pulsed({}, at_us, series)
-        totals = self._census.totals
+        totals = self._stats.totals
         now = {name: getattr(totals, name) for name in totals.__slots__}
-        at_us, series = self._census.history.of_broker()
+        at_us, series = self._stats.history.of_broker()
         return Pulsed(await figures() | now, at_us, series)
 
 

@@ -1,4 +1,4 @@
-"""Monitoring of a broker: statistics, the lists and figures read off them, and alarms."""
+"""The monitoring of one broker: statistics, listing, alarms."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Monitor:
         return room_of(self._settings, self.census.totals.size_bytes)
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """By the names of what they do."""
+        """The loops by name."""
         return {"the census": self.census.loop(), "telling alarms": self.alarms.loop()}
 
     async def storage(self) -> Stored:

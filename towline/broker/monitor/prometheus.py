@@ -1,4 +1,4 @@
-"""The metrics in Prometheus' text format, written by hand: names, types and helps are the table below."""
+"""The metrics in Prometheus' text format: names, types and helps are the table below."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ AGE: Final = "towline_group_oldest_age_seconds"
 
 
 async def exposition(broker: Broker, may: May | None = None) -> bytes:
-    """All metrics, of topics and groups those that `may` says that one may describe. What is counted anyway is read;
-    the others have their turn in between."""
+    """All metrics, of topics and groups those that `may` allows to describe. Counters are read at once; others run in
+    between."""
     measured = await broker.measure(Measure())
     if may is not None:
         measured = figures_seen(measured, may)

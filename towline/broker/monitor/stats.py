@@ -1,8 +1,8 @@
 """Statistics of topics and groups, by a walk over all of them every few seconds.
 
-Lists by pages, figures over time, metrics and alarms are all read off the last walk, so that whoever looks costs the
-broker nothing but the answer. A topic in which nothing has happened since the last walk costs two or three comparisons;
-and the more there is to walk over, the more seldom it is done: at most a hundredth of the broker's time goes into it.
+Lists by pages, figures over time, metrics and alarms are all read off the last walk, so that a reader costs the broker
+nothing but the answer. A topic in which nothing has happened since the last walk costs two or three comparisons; and
+the more there is to walk over, the more seldom it is done: at most a hundredth of the broker's time goes into it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from towline.protocol.groups import NEARLY_FULL
 from towline.store import Store
 
 __all__ = ["FAILURES_S", "GroupFacts", "Stats", "TopicFacts", "Totals", "measure"]
-
-
-"""Frames read to learn how old a message is. What is not known yet, is found the next time."""
 
 
 async def measure(  # noqa: PLR0917 all of it is measured
@@ -95,15 +92,15 @@ EVERY_S: Final = 5.0
 RATE_S: Final = 2.0
 """Rates are means of at least this long."""
 QUICK_S: Final = 0.01
-"""A walk that takes no longer is done whenever somebody looks."""
+"""A walk that takes no longer is made whenever somebody reads."""
 SHARE: Final = 100
 FAILURES_S: Final = 300.0
 READS_MAX: Final = 500
-"""Messages that a walk reads to see how old they are."""
+"""Messages that a walk reads for their age."""
 
 
 class Rate:
-    """How fast a number grows."""
+    """The growth of a number per second."""
 
     __slots__ = ("_at_s", "_count", "per_s")
 
@@ -120,7 +117,7 @@ class Rate:
 
 
 class GroupFacts:
-    """What was last seen of a group."""
+    """The figures of a group as of the last walk."""
 
     __slots__ = (
         "_failures",
@@ -158,7 +155,7 @@ class GroupFacts:
         return self.out.per_s
 
     def look(self, dispatcher: Dispatcher, now_us: int, now_s: float) -> bool:
-        """Take the figures anew, if anything has happened. Whether it has."""
+        """Update the figures, if anything has happened. Returns whether it has."""
         counts, group = dispatcher.counts, dispatcher.group
         self.out.note(counts["pulled"], now_s)
         self._note_failures(counts["failed"], now_s)
@@ -178,7 +175,7 @@ class GroupFacts:
         return True
 
     def _note_load(self, dispatcher: Dispatcher) -> None:
-        """Say that the retry queue is nearly full, once, until it has emptied again."""
+        """Log that the retry queue is nearly full, once, until it has emptied again."""
         load = dispatcher.group.retries.load
         if load >= NEARLY_FULL and not self.nearly_full:
             log.warning(
@@ -200,7 +197,7 @@ class GroupFacts:
 
 
 class TopicFacts:
-    """What was last seen of a topic."""
+    """The figures of a topic as of the last walk."""
 
     __slots__ = (
         "dead",
@@ -241,7 +238,7 @@ class TopicFacts:
         self.size_bytes = sum(one.size_bytes for one in bounds)
 
     def seen_by(self, may: May) -> TopicFacts:
-        """The same, of the groups that `may` says that one may describe."""
+        """The figures over the groups that `may` allows to describe."""
         groups = {name: one for name, one in self.groups.items() if may("describe", "group", name)}
         if len(groups) == len(self.groups):
             return self
@@ -259,7 +256,7 @@ class TopicFacts:
 
 
 class Totals:
-    """Of all topics together."""
+    """Sums over all topics."""
 
     __slots__ = (
         "backlog",
@@ -303,7 +300,7 @@ class Stats:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._took: deque[float] = deque(maxlen=3)
-        """How long the last walks took, in seconds."""
+        """Durations of the last walks, in seconds."""
         self._walked_s = 0.0
         self.walks = 0
         self.topics: dict[str, TopicFacts] = {}
@@ -313,7 +310,7 @@ class Stats:
         """Called after every walk."""
 
     async def loop(self) -> None:
-        """A walk that fails is reported; the next one is made all the same: alarms depend on it."""
+        """A walk that fails is logged; the next one is made all the same: alarms depend on it."""
         while True:
             try:
                 await self._walk()
@@ -324,12 +321,12 @@ class Stats:
 
     @property
     def _cost_s(self) -> float:
-        """What a walk costs: the quickest of the last few. One during which the machine stood still must not keep
+        """The duration of a walk: the quickest of the last few. One during which the machine stood still must not keep
         alarms waiting for a hundred times as long."""
         return min(self._took, default=0.0)
 
     async def refresh(self) -> None:
-        """Walk now, so that whoever looks sees what was done a moment ago; unless that would take long."""
+        """Walk now, so that a reader sees what was done a moment ago; unless that would take long."""
         old_s = self._clock.steady_s() - self._walked_s
         if not self.walks or self._cost_s < QUICK_S or old_s > SHARE * self._cost_s:
             await self._walk()
@@ -365,7 +362,7 @@ class Stats:
             happened = group.look(dispatcher, walk.now_us, walk.now_s)
             if happened and walk.reads > 0 and not dispatcher.closed:
                 walk.reads -= await look_for_oldest(dispatcher.store, dispatcher, walk.reads)
-            # It may seem otherwise than before if the clock was set.
+            # It may be another than before if the clock was set.
             group.oldest_us = oldest_us(dispatcher.oldest.values(), dispatcher.store)
             self.history.note_group(walk.now_us, group)
         for name in facts.groups.keys() - facts.topic.groups.keys():
@@ -375,7 +372,7 @@ class Stats:
 
 
 class _Walk:
-    """One walk: what is added up on it, and how long it takes without the turns of others."""
+    """One walk: its sums, and its duration without the turns of others."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -391,7 +388,7 @@ class _Walk:
         return self._worked_s + self._clock.steady_s() - self._begin_s
 
     async def rest(self) -> None:
-        """Give others their turn, if it is time."""
+        """Let others run, if it is time."""
         if self._part.over:
             self._worked_s = self.worked_s
             await self._part.rest()

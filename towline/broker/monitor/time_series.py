@@ -1,4 +1,4 @@
-"""Figures of the last while, for charts: of the broker, and of the groups in which something happens."""
+"""Recent figures for charts: of the broker, and of the active groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TimeSeries"]
 
 POINTS: Final = 360
 GROUPS_MAX: Final = 200
-"""Groups whose figures are kept; the ones that were idle longest are let go."""
+"""Groups whose figures are kept; the longest idle ones are dropped."""
 
 BROKER: Final = ("in", "out", "failed", "backlog", "dead", "delayed", "in_flight")
 GROUP: Final = ("lag", "out", "failed", "in_flight", "retrying")
@@ -23,7 +23,7 @@ BETWEEN_US: Final = 4_000_000
 """The last point is always now; those before it are this far apart."""
 
 IDLE_US: Final = 60_000_000
-"""One that was idle for so long makes room for another."""
+"""A group that was idle for so long makes room for another."""
 
 
 class _Points:
@@ -82,8 +82,8 @@ class TimeSeries:
             known.append((now_us, one.lag, one.out_per_s, one.failed, one.in_flight, one.retrying))
 
     def _admit(self, key: tuple[str, str], now_us: int) -> _Points | None:
-        """In the place of the one that was idle longest. If all are busy, nobody's figures are let go: more groups than
-        there are places would have one point each."""
+        """In the place of the longest idle group. If all are busy, none is dropped: more groups than there are places
+        would have one point each."""
         if len(self._groups) >= GROUPS_MAX:
             if now_us - IDLE_US < next(iter(self._groups.values())).active_us <= now_us:
                 return None

@@ -1,10 +1,10 @@
-"""Webhooks: which addresses a rule may send notices to, and one notice on its way.
+"""Webhooks: the addresses that notices may be sent to, and sending one.
 
 A rule is made by people who may alter the cluster, but the broker stands in a network where it may reach what they may
 not: services that trust their own machine, and the addresses where clouds give out credentials. Such are refused unless
 a setting names them. Private networks are not among them, because there an operator's own receivers live. The name is
-looked up once, all that it stands for is checked, and the connection goes to an address that was checked: a name that
-means something else a moment later does not help.
+looked up once, all its addresses are checked, and the connection goes to one that was checked: a name that means
+something else a moment later does not help.
 
 Sending blocks, and runs in a thread.
 """
@@ -32,7 +32,7 @@ PATIENCE_S: Final = 15.0
 WHOLE_S: Final = 60.0
 """For all of a notice, however slowly the answer comes, from the moment on in which its addresses are known."""
 ADDRESSES_MAX: Final = 4
-"""So many addresses of a name are tried."""
+"""Addresses of a name that are tried."""
 _HIDDEN: Final = "/…"
 _SETTING: Final = "an operator can allow it (--webhook-allow)"
 
@@ -63,7 +63,7 @@ _WRAPPING: Final = (
     (IPv6Network("64:ff9b:1::/48"), 0),
     (IPv6Network("2002::/16"), 80),
 )
-"""IPv6 that leads to an address of IPv4, and by how many bits that is shifted in it."""
+"""IPv6 networks that lead to an address of IPv4, and by how many bits that is shifted in it."""
 
 
 class Webhooks:
@@ -82,7 +82,7 @@ class Webhooks:
                 self._hosts.add(_bare(one))
 
     def check(self, url: str) -> None:
-        """Raises `BadRequest` if nothing is to be sent there. A name that is not known now may be when it matters."""
+        """Raises `BadRequest` if nothing may be sent there. A name that is not known now may be when it matters."""
         parts = _split(url)
         try:
             self._addresses(url, parts)
@@ -90,7 +90,7 @@ class Webhooks:
             return
 
     def post(self, url: str, payload: dict[str, Any]) -> None:
-        """Tell one notice. Nothing leads elsewhere: neither an answer nor a proxy."""
+        """Post one notice. Neither a redirect nor a proxy is followed."""
         parts = _split(url)
         addresses = self._addresses(url, parts)
         try:
@@ -104,7 +104,7 @@ class Webhooks:
             raise Unavailable(f"webhook {masked(url)}: HTTP Error {status}")
 
     def _addresses(self, url: str, parts: SplitResult) -> list[Address]:
-        """All that its host stands for, each of which may be sent to."""
+        """All addresses of its host, each of which is allowed."""
         host = parts.hostname or ""
         try:
             found = socket.getaddrinfo(host, parts.port or _port(parts), type=socket.SOCK_STREAM)
@@ -160,7 +160,7 @@ def _port(parts: SplitResult) -> int:
 
 
 def _connect(addresses: list[Address], port: int, end_s: float) -> socket.socket:
-    """To the first that answers."""
+    """Connect to the first address that answers."""
     refused = OSError("its host has no address")
     for address in addresses:
         left_s = end_s - SYSTEM.steady_s()
@@ -175,7 +175,7 @@ def _connect(addresses: list[Address], port: int, end_s: float) -> socket.socket
 
 @contextmanager
 def _cut_off(connected: socket.socket, end_s: float) -> Iterator[None]:
-    """Who answers byte by byte is not waited for without end."""
+    """Limit of the whole exchange: an answer may come byte by byte without end."""
     same = connected.dup()  # TLS takes the socket over
 
     def cut() -> None:
@@ -194,7 +194,7 @@ def _cut_off(connected: socket.socket, end_s: float) -> Iterator[None]:
 
 
 def _exchange(connected: socket.socket, parts: SplitResult, body: bytes) -> int:
-    """The status that the receiver answers with."""
+    """The status of the receiver's answer."""
     host = parts.hostname or ""
     connection = http.client.HTTPConnection(host, parts.port or _port(parts), timeout=PATIENCE_S)
     if parts.scheme == "https":

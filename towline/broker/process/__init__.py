@@ -1,1 +1,1 @@
-"""The broker as a process: `run`, and what keeps its memory in bounds."""
+"""The broker as a process: `run`, and its memory: `heap`, `garbage_collector`."""

@@ -1,4 +1,4 @@
-"""The heap of a broker's process: what the C library keeps of freed memory, and what it gives back (glibc only)."""
+"""The heap of a broker's process: freed memory that the C library keeps, or gives back (glibc only)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Mallinfo2(ctypes.Structure):
 
 @cache
 def _library(*names: str) -> Any:
-    """The C library, if it has these. Kept, for each one that is opened leaves garbage."""
+    """The C library, if it has these functions. Kept, for each one that is opened leaves garbage."""
     library = ctypes.CDLL(None)
     return library if all(hasattr(library, name) for name in names) else None
 
 
 def keep_freed() -> None:
     """Let the C library keep the memory of large frames for the next ones. Given back and taken anew, each of its pages
-    costs a fault, which is more than all that the broker does with the bytes on it."""
+    costs a fault, which is more than all the broker's work with the bytes on it."""
     library = _library("mallopt")
     if library is not None:
         library.mallopt(M_MMAP_THRESHOLD, KEEP_BYTES // 2)
@@ -41,8 +41,8 @@ def keep_freed() -> None:
 
 
 async def give_back() -> None:
-    """Give back what is free between what is in use, if that is more than is to be kept. By itself the library gives
-    back only what lies at the end of the heap: a few small pieces that live long would keep all that was ever used."""
+    """Give back free memory between used blocks, if that is more than is to be kept. By itself the library gives back
+    only the end of the heap: a few small blocks that live long would keep all that was ever used."""
     library = _library("mallinfo2", "malloc_trim")
     if library is not None:
         # Whoever needs memory of the library waits for it: some 9 ms for 100 MB that are given back. Pages that were

@@ -1,4 +1,4 @@
-"""The broker as a process: `run` is what `towline serve` does."""
+"""The broker as a process: `run` implements `towline serve`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ log = logging.getLogger("towline.serve")
 
 
 def run(settings: BrokerSettings, *, console: bool = False) -> int:
-    """Serve until SIGTERM or SIGINT, with a web `console` beside it if the settings want one; the answer is the exit
-    code: 1 if it failed, 2 if the settings cannot be."""
+    """Serve until SIGTERM or SIGINT, with a web `console` beside it if the settings want one; returns the exit code: 1
+    if it failed, 2 if the settings are wrong."""
     _log_to_stderr(settings.log_level)
     for each in misspelt_variables(os.environ):
         log.warning("%s", each)
@@ -78,14 +78,14 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
         sys.stdout.flush()
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
-        companion = await ConsoleProcess.start(settings, host, server.port) if console else None
+        console_process = await ConsoleProcess.start(settings, host, server.port) if console else None
         await stop.wait()
         await cluster.stop()
         if broker.realms is not None:
             # First of all, while clients are still connected: nothing else here is worth that a topic stands still.
             await broker.realms.leave()
-        if companion is not None:
-            await companion.stop()
+        if console_process is not None:
+            await console_process.stop()
         if roll is not None:
             await roll.stop()
         if metrics is not None:
@@ -111,7 +111,7 @@ async def _open(settings: BrokerSettings, stop: asyncio.Event) -> Broker:
 
 
 def _roll(broker: Broker) -> RegistryTable | None:
-    """On a database, who is here stands in a table."""
+    """On a database, this broker and its consumers stand in a table."""
     shared = broker.realms is not None
     database = broker.realms.database if shared else getattr(broker.store, "database", None)
     if database is None:
@@ -125,7 +125,7 @@ def _roll(broker: Broker) -> RegistryTable | None:
 
 
 def _stop_when_lost(store: Store, stop: asyncio.Event) -> None:
-    """A store that is shared can be lost to another broker: what is in memory then speaks of what is no longer ours."""
+    """A store that is shared can be lost to another broker: the state in memory is then not ours any more."""
     lost: asyncio.Future[None] | None = getattr(store, "lost", None)
     if lost is not None:
         lost.add_done_callback(lambda _: stop.set())

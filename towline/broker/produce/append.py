@@ -1,4 +1,4 @@
-"""The way in: frames are checked, appended as one unit, and acknowledged when they are as durable as was asked."""
+"""Appending frames: check, append as one unit, acknowledge when they are as durable as was asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from towline.broker.produce.placement import Placed, place
 from towline.broker.schedule.scheduler import Booking, Scheduler, delay_mark
 from towline.broker.topics.shards import refuse_mixed
 from towline.broker.topics.topic import Lane, Topic, advance_all, submit_all
-from towline.delivery.dedup import Repeat, Screened, Seen
+from towline.delivery.dedup import Repeat, Screened, Seen, dedup_ids_of
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
 from towline.frame import EVENTS, Frame
 from towline.frame.layout import DEDUP, DELIVER_AT, unpacked_bytes
@@ -23,6 +23,7 @@ from towline.store import Append, Histogram, Store
 if TYPE_CHECKING:
     from towline.clock import Clock, SteadyClock
     from towline.delivery import Dedup, Producers
+    from towline.protocol.messages import FrameHead
 
 __all__ = ["Appender", "Mark", "Outgoing"]
 
@@ -31,13 +32,13 @@ Outgoing = tuple[str, int, bytes | memoryview]
 
 
 class Mark(Protocol):
-    """What is appended in one unit with frames, to say that they are there."""
+    """A record appended in one unit with frames, to mark that they are there."""
 
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
-        """The record, given where each frame goes, which messages are repeats and which frames wait for their time."""
+        """The record, given the position of each frame, the repeats, and the frames that wait for their time."""
 
     def appended(self, sent: Sent, done: asyncio.Future[None]) -> None:
-        """It has its place now, and is durable when `done` is; called before anything else can happen."""
+        """It is appended, and is durable when `done` is; called before anything else can happen."""
 
 
 NOT_PLAIN: Final = DEDUP | DELIVER_AT
@@ -45,7 +46,7 @@ NOTHING: Final[Mapping[int, int]] = {}
 
 
 class Appender:
-    """The hot path: nothing here looks at a single message of a frame."""
+    """The hot path: no single message of a frame is looked at."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Appender:
         self.messages = 0
         self.bytes = 0
         self.commit_times = Histogram()
-        """From when a unit came until it was as durable as was asked."""
+        """From the arrival of a unit until it was as durable as was asked."""
 
     def send(
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
@@ -97,7 +98,7 @@ class Appender:
     def _append_plain(
         self, outgoing: Outgoing, frame: Frame, durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent]:
-        """What `append` comes to for one frame that asks for nothing special: nearly all there are."""
+        """`append` for one frame without special columns: nearly all there are."""
         wanted = self._durability if durability is None else durability
         topic = self.find_topic(outgoing[0])
         lane = topic.lane(outgoing[1])
@@ -112,7 +113,7 @@ class Appender:
         sent = Sent([first], at_us)
         if done.done() and done.exception() is None:
             lane.advance()
-            # Consumers first: whoever waits for the message waits longer than the one who sent it.
+            # Consumers first: whoever waits for the message waits longer than its sender.
             topic.wake()
             self.commit_times.note(self.clock.steady_s() - begun_s)
             answer: asyncio.Future[Sent] = done.get_loop().create_future()
@@ -128,7 +129,7 @@ class Appender:
     def _append_bundle(
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent] | None:
-        """The same for the frames of one call to an ordered topic. None if they are anything else, or may have come
+        """`append` for the frames of one call to an ordered topic. None if they are anything else, or may have come
         before: nothing has happened then."""
         names, numbers, data = zip(*outgoing, strict=True)
         bundle = Bundle.verify(data, token) if len(set(names)) == 1 else None
@@ -167,7 +168,7 @@ class Appender:
         source: bytes,
         mark: Mark | None = None,
     ) -> asyncio.Future[Sent]:
-        """Append checked frames as one unit. Messages that came already, by their dedup ids, are left out."""
+        """Append checked frames as one unit, without the messages whose dedup ids came before."""
         wanted = self._durability if durability is None else durability
         topics, lanes, flags = self._lanes(outgoing, frames)
         screened = self._screen(outgoing, frames) if flags & DEDUP or mark is not None else None
@@ -213,7 +214,7 @@ class Appender:
     def _follow(
         self, sending: _Append, wanted: Durability, done: asyncio.Future[None], visible: asyncio.Future[None]
     ) -> asyncio.Future[Sent]:
-        """See a unit through that was appended; its answer."""
+        """Wait for an appended unit; its answer."""
         if wanted is Durability.RECEIVED:
             sending.answer.set_result(sending.sent)
         elif sending.ids[0][0]:
@@ -231,8 +232,8 @@ class Appender:
             self._refusals += 1
 
     def _with_firsts(self, own: asyncio.Future[None], barrier: asyncio.Future[None]) -> asyncio.Future[None]:
-        """Done when a unit is stored and so are the messages that came before its repeats: they may still be on their
-        way to the disk, or be refused there."""
+        """Done when a unit is stored and so are the first messages of its repeats: they may still be on their way to
+        the disk, or be refused there."""
         refusals = self._refusals
         both: asyncio.Future[None] = barrier.get_loop().create_future()
 
@@ -270,7 +271,7 @@ class Appender:
         return self.scheduler.book(delayed, source) if delayed else None
 
     def _screen(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> Screened:
-        """Take out what came already."""
+        """Take out duplicates by their dedup ids."""
         unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
         return self._dedup.screen(unit, self._time.now_us())
 
@@ -279,6 +280,21 @@ class Appender:
         if len(data) > 1:
             self._check_size(sum(max(unpacked_bytes(one) - len(one), 0) for one in data), "frames that unpack to")
         return [self.check(one, token) for one in data]
+
+    def check_later(self, heads: Sequence[FrameHead], data: Sequence[bytes | memoryview], token: bytes) -> list[Frame]:
+        """Frames that are to be appended later. Raises what `append` would have against them."""
+        frames = self.check_all(data, token)
+        for head, frame in zip(heads, frames, strict=True):
+            topic = self.find_topic(head.topic)
+            topic.lane(head.lane)
+            if topic.config.shards:
+                refuse_mixed(head.topic, frame)
+            if frame.flags & DEDUP:
+                dedup_ids_of(head.topic, frame)
+            if frame.flags & DELIVER_AT:
+                self.scheduler.check(frame)
+            frame.let_go()
+        return frames
 
     def _check_size(self, size: int, what: str) -> None:
         if size > self._max_frame_bytes:
@@ -306,7 +322,8 @@ class Appender:
         return frame
 
     def _known(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> asyncio.Future[Sent] | None:
-        """The answer to a unit that is here already or under way: it is stored whole, so one frame tells."""
+        """The answer to a unit that is here already or being written: it is stored whole, so one frame is enough to
+        tell."""
         first = frames[0]
         under_way = self._under_way.get((first.producer_id, first.producer_seq))
         if under_way is not None:
@@ -397,7 +414,7 @@ def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]
 
 
 class _Append:
-    """A unit on its way into the store."""
+    """A unit being written."""
 
     __slots__ = ("_begun_s", "_lanes", "_sender", "_topics", "answer", "ids", "sent")
 
@@ -422,9 +439,9 @@ class _Append:
         self.answer: asyncio.Future[Sent] = loop.create_future()
 
     def finish(self, done: asyncio.Future[None]) -> None:
-        """It is stored, and may be seen."""
+        """It is stored, and may be visible."""
         advance_all(self._lanes)
-        # Consumers first: whoever waits for the message waits longer than the one who sent it.
+        # Consumers first: whoever waits for the message waits longer than its sender.
         for topic in self._topics:
             topic.wake()
         self.stored(done)
@@ -437,14 +454,14 @@ class _Append:
             self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)
 
     def seen(self, visible: asyncio.Future[None]) -> None:
-        visible.exception()  # looked at, because nobody else may
+        visible.exception()  # retrieved, because nobody else may
         advance_all(self._lanes)
         for topic in self._topics:
             topic.wake()
 
 
 def _together(lanes: Sequence[Lane], done: asyncio.Future[None]) -> asyncio.Future[None]:
-    """Done when all of a unit may be seen: on one of its lanes something may go before it that takes longer."""
+    """Done when all of a unit is visible: on one of its lanes something may go before it that takes longer."""
     waiting = {last for lane in lanes if (last := lane.last) is not None and not last.done()}
     if not waiting:
         return done

@@ -1,4 +1,4 @@
-"""Taking in messages of another broker, which a consumer could not give back there: they go to the error log here."""
+"""Handed-back messages: a consumer could not give them back to the broker they came from; they are retried here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Handbacks"]
 
 
 class Handbacks:
-    """Hand-overs that are done and under way."""
+    """Handbacks that are done and under way."""
 
     def __init__(self, producers: Producers, durability: Durability) -> None:
         self._producers = producers
@@ -29,13 +29,13 @@ class Handbacks:
         self._under_way: dict[tuple[int, int], asyncio.Future[HandedBack]] = {}
 
     async def take(self, dispatcher: Dispatcher, request: HandBack, frame: Frame) -> HandedBack:
-        """One that is told again while the first is not durable yet shares its fate, and its error."""
+        """One that is sent again while the first is not durable yet has its outcome, and its error."""
         key = frame.producer_id, frame.producer_seq
         under_way = self._under_way.get(key)
         if under_way is not None:
             return HandedBack((await asyncio.shield(under_way)).first, True)
         work = _hand_back(dispatcher, request, frame, self._producers, self._durability)
-        # A task of its own: it goes on to its end, whoever stops waiting for it.
+        # A task of its own: it runs to its end, whoever stops waiting for it.
         task = asyncio.get_running_loop().create_task(work)
         if frame.producer_id:
             self._under_way[key] = task
@@ -45,14 +45,14 @@ class Handbacks:
     def _end(self, key: tuple[int, int], task: asyncio.Task[HandedBack]) -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # seen, also if nobody waits any more
+            task.exception()  # retrieved, also if nobody waits any more
 
 
 async def _hand_back(
     dispatcher: Dispatcher, request: HandBack, frame: Frame, producers: Producers, durability: Durability
 ) -> HandedBack:
-    """Append them to the group's own lane; when that is durable, note them as failed, in one step with letting them be
-    seen. A crash between the two leaves them as new ones: delivered again, only sooner."""
+    """Append them to the group's own lane; when that is durable, note them as failed, in one step with making them
+    visible. A crash between the two leaves them as new ones: delivered again, only sooner."""
     group = dispatcher.group
     if group.shards is not None:
         raise BadRequest(f"topic {request.topic} is ordered: its messages go back to their own broker only")

@@ -16,7 +16,7 @@ __all__ = ["Placed", "place"]
 
 
 class Placed:
-    """A unit of which messages may have come already: what of it is stored, and where."""
+    """A unit after duplicates were taken out: its stored part, and the positions of all its messages."""
 
     __slots__ = ("_delayed", "_lanes", "_screened", "firsts", "frames", "new")
 
@@ -27,7 +27,7 @@ class Placed:
         self.frames = screened.frames
         self.firsts = firsts
         self.new: dict[tuple[str, bytes], Seen] = {}
-        """Once it is appended: the ids that were new, and where their messages are."""
+        """Once it is appended: the new ids, and the positions of their messages."""
 
     def settle(self, at_us: int) -> tuple[dict[tuple[str, bytes], Seen], list[Repeat]]:
         return self._screened.placed(self.firsts, self._lanes, at_us, self._delayed)
@@ -44,8 +44,8 @@ class Placed:
 
 
 def place(screened: Screened, lanes: Sequence[Lane], numbers: Sequence[int], waiting: Mapping[int, int]) -> Placed:
-    """Foretell where what is left of a unit goes: only the broker appends to lanes. `waiting` are the frames that go to
-    the schedule, and the ids of their first messages."""
+    """Compute the positions of the stored part in advance: only the broker appends to lanes. `waiting` are the frames
+    that go to the schedule, and the ids of their first messages."""
     next_of = {lane.stream: lane.next for lane in lanes}
     firsts = []
     for number, (lane, frame) in enumerate(zip(lanes, screened.frames, strict=True)):

@@ -1,40 +1,37 @@
-"""Producers and dedup ids: what of them is remembered and for how long, and their recovery from the frames."""
+"""Producers and dedup ids: for how long they are remembered, and their recovery from frames."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from towline.broker.schedule.journal import parcels_in
+from towline.broker.journal import chunks, replayed, unsaid
 from towline.broker.schedule.scheduler import delay_mark
 from towline.clock import SECOND_US, SteadyClock, TimeSlice, in_slices, in_steps
 from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Seen
-from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord
+from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord, decode_parcel
 from towline.frame import Frame
 from towline.frame.decode import understood
 from towline.frame.layout import DEDUP
 
 if TYPE_CHECKING:
     from towline.broker.produce.producers_file import ProducersFile
-    from towline.store import Chunk, Store
+    from towline.store import Store
 
 __all__ = ["Remembered", "recover_producers"]
 
 log = logging.getLogger("towline.broker")
 
 SILENT_US: Final = 7 * 86_400 * SECOND_US
-"""What a producer sent is forgotten when it was silent for this long."""
+"""Producers that were silent for this long are forgotten."""
 TIDY_AT_ONCE: Final = 500
-READ_BYTES: Final = 8 << 20
-READ_COUNT: Final = 2_000
-"""What comes with one read is looked for in one step."""
 
 
 class Remembered:
-    """What was sent is remembered for a while, and forgotten bit by bit. Where there is too much of it, it is forgotten
-    early, and that is said."""
+    """Producers and dedup ids are forgotten in slices, with time. Where there are too many, they are forgotten early,
+    and that is logged."""
 
     def __init__(self, producers: Producers, dedup: Dedup, time: SteadyClock) -> None:
         self._producers = producers
@@ -85,56 +82,35 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
     file: ProducersFile,
     lanes: Mapping[str, tuple[str, int]],
     slots: Sequence[str],
+    producers: Producers,
     dedup: Dedup,
     now_us: int,
     part: TimeSlice,
-) -> Producers:
-    """What producers sent, and the dedup ids of it: from the snapshot, then from the frames that came after it. `lanes`
-    are the topic and number of each lane, by stream; `slots` the streams of delayed messages."""
-    producers = Producers()
+) -> None:
+    """Recover producers and dedup ids: from the snapshot, then from later frames. `lanes` are the topic and number of
+    each lane, by stream; `slots` the streams of delayed messages."""
     ends = await file.load([*lanes, *slots], producers, dedup, now_us, part)
     async for stream, (topic, lane) in in_slices(lanes.items(), part):
-        async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
+        async for chunk in chunks(store, stream, ends.get(stream, 0), part, lost=unsaid):
+            if chunk.start:
+                continue  # it began before that
             frame = understood(Frame(chunk.frame), stream, chunk.first)
             if frame.producer_id:
                 producers.remember(
                     frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us, frame.token
                 )
             dedup.replay(topic, frame, Seen(lane, chunk.first, chunk.appended_at_us), now_us)
-            await part.rest()
     for stream in slots:
-        async for parcel, at_us in _parcels_since(store, stream, ends.get(stream, 0)):
+        async for _, parcel, at_us in replayed(store, stream, ends.get(stream, 0), decode_parcel, part):
             _remember_parcel(parcel, at_us, producers, dedup, now_us)
-            await part.rest()
     await in_steps(dedup.replayed(now_us), part)
-    return producers
-
-
-async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tuple[ScheduleRecord, int]]:
-    end = store.bounds(stream).end
-    while at < end:
-        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
-        for _, parcel, at_us in parcels_in(read, stream):
-            yield parcel, at_us
-        at = max(read.next, at + 1)
 
 
 def _remember_parcel(parcel: ScheduleRecord, at_us: int, producers: Producers, dedup: Dedup, now_us: int) -> None:
-    """A frame that went to the schedule, or what of it went to one slot."""
+    """A frame that went to the schedule, or its part in one slot."""
     frame = Frame(parcel.frame)
     if frame.producer_id:
         producers.remember(frame.producer_id, frame.producer_seq, delay_mark(parcel.first_id), at_us, frame.token)
     if frame.flags & DEDUP and not parcel.moved:
         ids = OpenedRecord(parcel).ids(0, parcel.count)
         dedup.replay_delayed(parcel.topic, frame, (Seen(parcel.lane, delay_mark(one), at_us) for one in ids), now_us)
-
-
-async def _frames_since(store: Store, stream: str, at: int) -> AsyncIterator[Chunk]:
-    """The frames of a lane from record `at` on, without one that began before it."""
-    end = store.bounds(stream).end
-    while at < end:
-        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
-        for chunk in read.chunks:
-            if not chunk.start:
-                yield chunk
-        at = max(read.next, at + 1)

@@ -1,8 +1,8 @@
 """Producers and dedup ids on file: `producers.bin`, and the parts that it names.
 
-A save costs what has changed since the last one, and gives others their turn. It never speaks of anything that is not
-durable, or was refused: what is told is noted first, then waited for, and written without what was refused meanwhile.
-Parts go to documents that the last `producers.bin` does not name, so a crash in between leaves that one whole.
+A save costs what has changed since the last one, and others run in between. It never holds anything that is not
+durable, or was refused: entries are noted first, then waited for, and written without those refused meanwhile. Parts go
+to documents that the last `producers.bin` does not name, so a crash in between leaves that one whole.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ log = logging.getLogger("towline.broker")
 
 PRODUCERS: Final = "producers.bin"
 BACK_S: Final = 600.0
-"""Where a part is lost, as much is read from the log again, at least."""
+"""Where a part is lost, at least so much of the log is read again."""
 SETTLED: Final = 3
-"""Turns of the loop until all have heard of what was refused before a barrier."""
+"""Turns of the loop until all refusals before a barrier are known."""
 
 K = TypeVar("K")
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The loose entries of three tables, and where the rest of them is."""
+    """The loose entries of three tables, and the names of the other parts."""
 
     ends: dict[str, int]
     """The end of each lane when the rest was noted, or before."""
@@ -74,12 +74,12 @@ class ProducersFile:
         self.written_bytes = 0
         """Of all documents, since the broker started."""
 
-    # Coming back
+    # Recovery
 
     async def load(
         self, streams: Iterable[str], producers: Producers, dedup: Dedup, now_us: int, part: TimeSlice
     ) -> dict[str, int]:
-        """Restore what is on file; from where on frames are to be read, by stream."""
+        """Restore the file; returns from where on frames are to be read, by stream."""
         kept = await self._store.load(PRODUCERS)
         if kept is None:
             return {}
@@ -112,7 +112,7 @@ class ProducersFile:
     async def _parts(
         self, names: Iterable[PartName], kind: Any, lost: list[str], part: TimeSlice, at_once: int = 100
     ) -> AsyncIterator[tuple[PartName, list[Any]]]:
-        """The entries of documents, some at a time: others have their turn in between."""
+        """The entries of documents, some at a time: others run in between."""
         decode = msgspec.msgpack.Decoder(kind).decode
         for name in names:
             document = await self._store.load(_name(name.slot)) or b""
@@ -136,7 +136,7 @@ class ProducersFile:
         )
         return {stream: await self._store.locate(stream, now_us - back_us) for stream in streams}
 
-    # Saving
+    # Save
 
     async def save(self, topics: Sequence[Topic], slots: Mapping[str, int], producers: Producers, dedup: Dedup) -> None:
         """`slots` are the ends of the streams of delayed messages."""
@@ -191,7 +191,7 @@ class ProducersFile:
         return self._ids.plan(fresh), until_us
 
     async def _ends_now(self, topics: Sequence[Topic], slots: Mapping[str, int]) -> tuple[list[str], list[str] | None]:
-        """The lanes that have grown; and all of them, if they are to be written anew."""
+        """The ends of lanes that have grown; and of all of them, if they are to be written anew."""
         fresh: list[str] = []
         count, part = len(slots), TimeSlice()
         for topic in topics:

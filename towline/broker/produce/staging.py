@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from towline.broker.journal import Turns, trim
+from towline.broker.produce.frame_journal import FrameJournal, Moment, with_room
 from towline.broker.refused_writes import Refusals
-from towline.broker.table_snapshot import packed_struct
-from towline.broker.topics.shards import refuse_mixed
-from towline.clock import SECOND_US, Clock, TimeSlice
-from towline.delivery.dedup import Repeat, dedup_ids_of
+from towline.clock import SECOND_US, Clock
+from towline.delivery.dedup import Repeat
 from towline.delivery.publications import (
     Advanced,
     Publications,
@@ -32,20 +31,15 @@ from towline.delivery.publications import (
     encode_publish_mark,
     encode_staged,
 )
-from towline.errors import BadRequest, NotFound, QueueFull, StoreDamaged, TooLarge, TowlineError, Unavailable
-from towline.format import decode_document, not_understood
-from towline.frame import FRAME_MAX, Frame, encode_events
-from towline.frame.layout import DEDUP, DELIVER_AT
+from towline.errors import BadRequest, NotFound, StoreDamaged, TooLarge, TowlineError, Unavailable
+from towline.frame import Frame
 from towline.model import Durability
 from towline.protocol import publications as wire
 from towline.store import Append, Chunk, Store
-from towline.store.document import fits_log
 
 if TYPE_CHECKING:
     from towline.broker.produce.append import Appender, Outgoing
     from towline.protocol.messages import Sent
-
-T = TypeVar("T")
 
 __all__ = ["MARKS", "STAGED", "Staging"]
 
@@ -54,8 +48,6 @@ log = logging.getLogger("towline.broker")
 STAGED: Final = "stage/frames"
 MARKS: Final = "stage/marks"
 DOCUMENT: Final = "staging.bin"
-READ_COUNT: Final = 100_000
-READ_BYTES: Final = 8 << 20
 KEPT_US: Final = 86_400 * SECOND_US
 """Staged records that nobody publishes are dropped after this long."""
 AHEAD: Final = 4
@@ -69,7 +61,7 @@ class Staging:
         clock: Clock,
         sender: Appender,
         durability: Durability,
-        make_room: Callable[[], Awaitable[None]],
+        make_room: Callable[[], Awaitable[bool]],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -77,77 +69,58 @@ class Staging:
         self._durability = durability
         self._make_room = make_room
         self._state = Publications()
-        self._next_record = store.bounds(STAGED).end
-        self._next_mark = store.bounds(MARKS).end
+        self.journal = FrameJournal(
+            store,
+            clock,
+            durability,
+            records=STAGED,
+            marks=MARKS,
+            document=DOCUMENT,
+            kind=PublicationsSnapshot,
+            encode=encode_publish_mark,
+            decode=decode_publish_mark,
+            decode_head=decode_staged,
+            apply=lambda mark, _: self._state.apply(mark),
+        )
         self._coming: dict[int, tuple[str, asyncio.Future[None]]] = {}
         """By number, marks that do not count yet: their sinks, and when they are durable."""
         self._refusals = Refusals[str](clock)
         """Sinks of which something is held."""
-        self._saved: tuple[int, int] | None = None
-        self._saved_mended = 0
-        self._saving = asyncio.Lock()
-        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._turns = Turns()
+        """One at a time for each sink."""
         self.closing = False
 
-    @classmethod
-    async def open(
-        cls,
-        store: Store,
-        clock: Clock,
-        sender: Appender,
-        durability: Durability,
-        make_room: Callable[[], Awaitable[None]],
-    ) -> Staging:
-        staging = cls(store, clock, sender, durability, make_room)
-        await staging._recover()
-        return staging
+    async def recover(self) -> None:
+        await self.journal.recover(self._state.restore, lambda head, record, _: self._state.staged_at(record, head))
 
     # Staging
 
     async def stage(
         self, request: wire.Stage, data: Sequence[bytes | memoryview], *, source: bytes = b"", token: bytes = b""
     ) -> wire.Staged:
-        frames = self._sender.check_all(data, token)
-        for head, frame in zip(request.frames, frames, strict=True):
-            topic = self._sender.find_topic(head.topic)
-            topic.lane(head.lane)
-            if topic.config.shards:
-                refuse_mixed(head.topic, frame)
-            if frame.flags & DEDUP:
-                dedup_ids_of(head.topic, frame)
-            if frame.flags & DELIVER_AT:
-                self._sender.scheduler.check(frame)
-            frame.let_go()
+        frames = self._sender.check_later(request.frames, data, token)
         self._check_open()
         self._state.admit()
         counts = [(head.topic, head.lane, frame.count) for head, frame in zip(request.frames, frames, strict=True)]
         head_ = StagedHead(self._clock.now_us(), token, source, counts)
-        record = encode_events([encode_staged(head_), *(bytes(frame.data) for frame in frames)])
-        unit = [Append(STAGED, record, 1 + len(frames), source)]
-        return await self._with_room(lambda: self._append_staged(unit, head_, self._wanted(request.durability)))
+        wanted = self.journal.wanted(request.durability)
+        return await with_room(lambda: self._stage(head_, frames, wanted), self._make_room)
 
-    async def _append_staged(self, unit: list[Append], head: StagedHead, durability: Durability) -> wire.Staged:
-        appended = self._store.append(unit, durability)
+    async def _stage(self, head: StagedHead, frames: Sequence[Frame], durability: Durability) -> wire.Staged:
+        journal = self.journal
+        appended = journal.keep(encode_staged(head), frames, head.source, durability)
         first = appended.firsts[0]
-        self._next_record = first + 1 + len(head.frames)
         waiting = self._state.staged_at(first, head)
-        try:
-            await appended.done
-        except TowlineError:
+
+        def take_back() -> None:
             # A database does not take it: its number is free again, and may be another's by now.
             if self._state.staged.get(first) is waiting:
                 del self._state.staged[first]
-                self._next_record = min(self._next_record, first)
-            raise
-        return wire.Staged(first)
+                journal.next_record = min(journal.next_record, first)
 
-    async def _with_room(self, act: Callable[[], Awaitable[T]]) -> T:
-        """A memory store that is full may have room once it has let go of what was consumed."""
-        try:
-            return await act()
-        except QueueFull:
-            await self._make_room()
-        return await act()
+        journal.when_refused(appended.done, take_back, TowlineError)
+        await appended.done
+        return wire.Staged(first)
 
     async def unstage(self, request: wire.Unstage, *, token: bytes = b"") -> None:
         mark = self._state.drop(request.records, token, self._clock.now_us())
@@ -165,22 +138,22 @@ class Staging:
     # Publishing
 
     async def publish(self, request: wire.Publish, *, token: bytes = b"") -> wire.Published:
-        wanted = self._wanted(request.durability)
-        async with self._alone(request.sink):
+        wanted = self.journal.wanted(request.durability)
+        async with self._turns.of(request.sink):
             if request.sink in self._state.running:
-                await self._with_room(lambda: self._roll_forward(request.sink, wanted))
+                await with_room(lambda: self._roll_forward(request.sink, wanted), self._make_room)
             now_us = self._clock.now_us()
             mark = self._state.decide(
                 request.sink, request.epoch, request.records, token, now_us, request.digest, request.members
             )
             if mark is None:
                 dropped = self._state.drop(request.records, token, now_us)
-                await self._record(dropped, wanted) if dropped is not None else await self._barrier(wanted)
+                await self._record(dropped, wanted) if dropped is not None else await self.journal.barrier(wanted)
                 return wire.Published(0, duplicate=True)
             self._check_open()
             messages = sum(self._state.staged[record].messages for record in request.records)
             await self._record(mark, wanted)
-            lost = await self._with_room(lambda: self._roll_forward(request.sink, wanted))
+            lost = await with_room(lambda: self._roll_forward(request.sink, wanted), self._make_room)
             if lost:
                 raise StoreDamaged(
                     f"epoch {request.epoch} of sink {request.sink} is published, but {lost} of {len(request.records)} "
@@ -247,7 +220,7 @@ class Staging:
 
     def _record_when(self, mark: Advanced, durability: Durability) -> asyncio.Future[None]:
         """Record that a record is done with, behind those that are on their way."""
-        appended = self._store.append([_marked(mark)], durability)
+        appended = self._store.append([self.entry(mark)], durability)
         self.apply_when(appended.done, mark, mark)
         return appended.done
 
@@ -264,27 +237,18 @@ class Staging:
         waiting = self._state.staged.get(record)
         if waiting is None:
             raise StoreDamaged(f"staged record {record} cannot be read: its head is lost")
-        size = waiting.size
-        read = await self._store.read(STAGED, record, size, FRAME_MAX)
-        chunk = read.chunks[0] if read.chunks else None
-        if chunk is None or (chunk.first, chunk.count, chunk.start) != (record, size, 0):
-            reason = read.lost[0].reason if read.lost else "it is not there"
-            raise StoreDamaged(f"staged record {record} cannot be read: {reason}")
-        return chunk
+        return await self.journal.read(record, waiting.size, f"staged record {record}")
 
     async def _record(self, mark: PublishMark, durability: Durability) -> None:
-        appended = self._store.append([_marked(mark)], durability)
-        self.apply(mark)
-        await appended.done
+        await self.journal.append([mark], durability).done
 
-    def apply(self, mark: PublishMark) -> None:
-        """The mark has its place."""
-        self._next_mark += 1
-        self._state.apply(mark)
+    def entry(self, mark: Advanced, instead: Advanced | None = None) -> Append:
+        return self.journal.entry([mark], None if instead is None else [instead])
 
     def apply_when(self, done: asyncio.Future[None], mark: Advanced, instead: Advanced) -> None:
         """The mark has its place, and counts once it is known whether the messages that it speaks of are stored."""
-        number, self._next_mark = self._next_mark, self._next_mark + 1
+        number = self.journal.next
+        self.journal.next += 1
         self._coming[number] = mark.sink, done
 
         def finish(done: asyncio.Future[None]) -> None:
@@ -302,43 +266,6 @@ class Staging:
 
     # Looking after itself
 
-    async def _recover(self) -> None:
-        document = await self._store.load(DOCUMENT)
-        staged = marks = 0
-        if document is not None:
-            try:
-                snapshot = decode_document(DOCUMENT, document, PublicationsSnapshot)
-            except msgspec.MsgspecError as error:
-                log.error("%s cannot be read (%s): it is replayed as far as it is kept", DOCUMENT, error)
-            else:
-                if fits_log(self._store, DOCUMENT, {STAGED: snapshot.staged_end, MARKS: snapshot.marks_end}):
-                    self._state.restore(snapshot)
-                    self._saved = (staged, marks) = (snapshot.staged_end, snapshot.marks_end)
-        async for chunk in self._chunks(STAGED, staged):
-            if not chunk.start:
-                try:
-                    self._state.staged_at(chunk.first, decode_staged(Frame(chunk.frame).bodies(0, 1)[0]))
-                except msgspec.MsgspecError as error:
-                    raise not_understood(f"{STAGED}: record {chunk.first}", error) from None
-        async for chunk in self._chunks(MARKS, marks):
-            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
-            for number, record in enumerate(records, chunk.first):
-                try:
-                    self._state.apply(decode_publish_mark(record))
-                except msgspec.MsgspecError as error:
-                    raise not_understood(f"{MARKS}: mark {number}", error) from None
-
-    async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
-        end, part = self._store.bounds(stream).end, TimeSlice()
-        while at < end:
-            read = await self._store.read(stream, at, READ_COUNT, READ_BYTES)
-            for lost in read.lost:
-                log.error("%s: %d records from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
-            for chunk in read.chunks:
-                await part.rest()
-                yield chunk
-            at = max(read.next, at + 1)
-
     async def go_on(self) -> None:
         """Publish what was decided: before a start, or when it could not be read then."""
         self._refusals.keep(self._state.running)
@@ -346,7 +273,7 @@ class Staging:
             if not self._refusals.may_try(sink):
                 continue
             try:
-                async with self._alone(sink):
+                async with self._turns.of(sink):
                     if sink not in self._state.running:
                         continue  # by now it is
                     await self._roll_forward(sink, self._durability)
@@ -356,24 +283,15 @@ class Staging:
             except TowlineError as error:
                 log.error("%s: what was decided is not published yet: %s", sink, error)
 
-    async def save(self) -> None:
-        """Write what a start begins with, if something happened."""
-        async with self._saving:
-            await self._save()
+    async def save(self, *, everything: bool = False) -> None:
+        await self.journal.save(self._moment, lambda now: self._state.snapshot(*now[:2]), everything=everything)
 
-    async def _save(self) -> None:
-        position, mended = (self._next_record, min(self._coming, default=self._next_mark)), self._state.mended
-        if (*position, mended) == (*(self._saved or (0, 0)), self._saved_mended):
-            return
-        snapshot = self._state.snapshot(*position)
-        await self._store.append([], Durability.FSYNC).done
-        await self._store.save(DOCUMENT, await packed_struct(snapshot))
-        self._saved, self._saved_mended = position, mended
+    def _moment(self) -> Moment:
+        journal = self.journal
+        return journal.next_record, min(self._coming, default=journal.next), self._state.mended
 
     def pins(self) -> dict[str, int]:
-        """What retention must leave alone, by stream."""
-        records, marks = self._saved or (0, 0)
-        return {STAGED: min(self._state.first_needed(records), records), MARKS: marks}
+        return self.journal.pins(self._state.first_needed)
 
     async def tidy(self) -> None:
         await self.go_on()
@@ -384,37 +302,15 @@ class Staging:
             await self._record(mark, Durability.OS)
         await self.save()
         await self._trim()
-        if self._saved is not None and self._saved[1] > self._store.bounds(MARKS).first:
-            await self._store.trim(MARKS, self._saved[1])
+        await trim(self._store, self.pins())
 
     async def _trim(self) -> None:
         """Let go of what was published. Its marks tell a start that nobody misses it."""
-        until = self._state.first_needed(self._next_record)
-        if until > self._store.bounds(STAGED).first:
-            await self._store.trim(STAGED, until)
+        await trim(self._store, {STAGED: self._state.first_needed(self.journal.next_record)})
 
     def _check_open(self) -> None:
         if self.closing:
             raise Unavailable("the broker is shutting down")
-
-    def _wanted(self, durability: int) -> Durability:
-        return max(self._durability if durability < 0 else Durability(durability), Durability.OS)
-
-    async def _barrier(self, durability: Durability) -> None:
-        await self._store.append([], durability).done
-
-    @asynccontextmanager
-    async def _alone(self, sink: str) -> AsyncIterator[None]:
-        """One at a time for each sink."""
-        lock, users = self._locks.setdefault(sink, (asyncio.Lock(), []))
-        users.append(None)
-        try:
-            async with lock:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._locks[sink]
 
 
 async def _refusal(future: asyncio.Future[Any]) -> TooLarge | None:
@@ -436,16 +332,8 @@ class _AdvanceMark:
 
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         del firsts, repeats, delayed
-        return _marked(self._mark, self._held)
+        return self._staging.entry(self._mark, self._held)
 
     def appended(self, sent: Sent, done: asyncio.Future[None]) -> None:
         del sent
         self._staging.apply_when(done, self._mark, self._held)
-
-
-def _marked(mark: PublishMark, instead: PublishMark | None = None) -> Append:
-    return Append(MARKS, _encode(mark), 1, control=True, instead=None if instead is None else _encode(instead))
-
-
-def _encode(mark: PublishMark) -> bytes:
-    return encode_events([encode_publish_mark(mark)], produced_at_us=mark.at_us)

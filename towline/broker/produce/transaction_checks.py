@@ -1,6 +1,6 @@
-"""TransactionChecks producers what became of their prepared transactions.
+"""Checks of prepared transactions: asking their producers for the outcome.
 
-A transaction that is due waits here until a producer of its group asks to be asked; each round goes to another one.
+A transaction that is due waits here until a producer of its group waits for checks; each round goes to another one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["TransactionChecks"]
 log = logging.getLogger("towline.broker")
 
 CHECKS_MAX: Final = 100
-"""Transactions that are asked after in one answer."""
+"""Transactions in one answer."""
 AGAIN_S: Final = 1.0
 
 Key = tuple[str, bytes]
-"""Producer group and token: transactions of another token are nobody's business."""
+"""Producer group and token: transactions of another token are hidden."""
 
 
 class TransactionChecks:
@@ -39,13 +39,13 @@ class TransactionChecks:
         self._time = time
         self._record = record
         self._ready: dict[Key, OrderedDict[str, None]] = {}
-        """Transactions that are due, while nobody is there to be asked."""
+        """Transactions that are due, while no producer waits."""
         self._waiters: dict[Key, deque[asyncio.Future[list[Check]]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def wait(self, request: AwaitChecks, *, token: bytes = b"") -> Checks:
-        """Wait for transactions of a producer group that nothing was heard of."""
+        """Wait for transactions of a producer group that are to be checked."""
         key = (check_producer_group(request.producer_group), token)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[list[Check]] = loop.create_future()
@@ -71,7 +71,7 @@ class TransactionChecks:
                 del self._waiters[key]
 
     def look_round(self) -> None:
-        """See which transactions are due, and ask those who wait to be asked."""
+        """Collect the transactions that are due, and answer producers that wait."""
         pause_s = 0.0
         try:
             self._gather()
@@ -122,7 +122,7 @@ class TransactionChecks:
             del self._ready[key]
 
     def drop(self, waiting: Open) -> None:
-        """It is decided: nobody needs to be asked."""
+        """It is decided, and needs no check any more."""
         key = (waiting.head.producer_group, waiting.head.token)
         ready = self._ready.get(key)
         if ready is not None:

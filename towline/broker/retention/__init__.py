@@ -1,2 +1,6 @@
-"""Retention: `retention` drops what is old or too much, behind `holds` and open messages (`overdue_messages`);
-`group_expiry` removes groups that nobody uses; `backup` keeps what a copy still needs."""
+"""Retention.
+
+retention     drops what is old or too much               holds           others that retention waits for
+overdue_messages   open for too long                      group_expiry    unused groups
+backup        the log is held while a copy is made
+"""

@@ -1,8 +1,8 @@
-"""Backups of a log store: what a running broker keeps for one, and what a copy holds.
+"""Backups of a log store: the log is held while a copy is made, and a copy is checked by a start on it.
 
-Documents of `config/` speak of the log as of some moment; a start replays what came behind it. So a copy is whole if
-its documents are older than the end of its log, and nothing was dropped in between that they need. A backup therefore
-has all documents saved, copies them, asks where the log ends, and copies the log up to there; meanwhile the broker
+Documents of `config/` are as of some moment of the log; a start replays what came behind it. So a copy is whole if its
+documents are older than the end of its log, and nothing was dropped in between that they need. A backup therefore has
+all documents saved, copies them, asks for the end of the log, and copies the log up to there; meanwhile the broker
 neither trims streams for its own sake nor deletes segments.
 """
 
@@ -42,7 +42,7 @@ RESTARTS_MAX: Final = 1_000
 
 
 class Backups:
-    """Who is making a backup of this store."""
+    """The backups of this store that are under way."""
 
     def __init__(self, store: Store, clock: Clock, url: str) -> None:
         self._store, self._clock, self._url = store, clock, url
@@ -50,7 +50,7 @@ class Backups:
         """By ticket, until when."""
 
     def check(self) -> LogStore:
-        """Raise what there is against a backup of this store."""
+        """Raise why this store cannot be backed up."""
         if isinstance(self._store, LogStore):
             return self._store
         if self._url.startswith("mysql:"):
@@ -98,7 +98,7 @@ class Backups:
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the folder of a store holds, as a broker finds it at its start."""
+    """The contents of a store's folder, as a broker recovers them."""
 
     topics: int = 0
     messages: int = 0
@@ -110,8 +110,8 @@ class Holdings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def holdings_of(folder: Path) -> Holdings:
-    """Let a broker come back on a folder, without changing it: on links to its sealed files, and copies of all others.
-    Raises what a start would raise."""
+    """Recover a broker on a folder, without changing it: on links to its sealed files, and copies of all others. Raises
+    what a start would raise."""
     from towline.broker.broker import Broker
 
     with tempfile.TemporaryDirectory(prefix="towline-check-") as scratch, _errors() as problems:
@@ -147,7 +147,7 @@ def renewed_epoch(document: bytes) -> bytes:
 
 @contextmanager
 def _errors() -> Iterator[list[str]]:
-    """What is logged as an error meanwhile, and nothing of it on stderr."""
+    """Collect errors that are logged meanwhile, instead of writing them to stderr."""
     found: list[str] = []
 
     class Keep(logging.Handler):

@@ -1,7 +1,7 @@
-"""Groups that nobody uses any more: how long they are kept, how that is said beforehand, and how they go.
+"""Expiry of unused groups: when, with which notice beforehand, and their removal.
 
 A group is used while a consumer is attached; when one comes or goes, when a job or another broker reports for it, and
-when an administrator changes, pauses or moves it or sees to its dead letters. To look at it is no use of it. What
+when an administrator changes, pauses or moves it or handles its dead letters. To look at it is no use of it. What
 counts is how long a broker has run since: neither a clock that is set nor a month without a broker makes a group any
 older. It is noted once an hour, and when one is used again: a crash makes groups younger by an hour at most, and none
 older.
@@ -34,11 +34,11 @@ log = logging.getLogger("towline.broker")
 DOCUMENT: Final = "unused.json"
 NEVER: Final = -1.0
 NOTICE_PART: Final = 7
-"""It is said beforehand for this part of the time …"""
+"""The notice is given for this part of the time …"""
 NOTICE_MAX_S: Final = 7 * 86400.0
 """… and no longer."""
 GRACE_S: Final = 3600.0
-"""After a start nobody is removed before that, or before the notice is over: consumers have to come back first."""
+"""After a start nothing is removed before that, or before the notice is over: consumers have to come back first."""
 NOTE_S: Final = 3600.0
 NOTE_PART: Final = 20
 REMOVED_MAX: Final = 100
@@ -58,7 +58,7 @@ class _Unused(msgspec.Struct):
     groups: dict[str, dict[str, float]] = {}
     """By topic and group, for how many seconds of running brokers nobody has used it."""
     removed: list[_Removed] = []
-    """The last ones, so that somebody who comes back can be told."""
+    """The last ones, for an error to consumers that come back."""
 
 
 class GroupExpiry:
@@ -72,7 +72,7 @@ class GroupExpiry:
         self._noted_s = self._opened_s
         self._written = b""
         self._noted: dict[str, dict[str, float]] = {}
-        """By topic and group, what the note on file says."""
+        """By topic and group, the times in the note on file."""
         self._told: set[tuple[str, str]] = set()
         self._removed: dict[tuple[str, str], int] = {}
         self._remind_s = 0.0
@@ -81,14 +81,14 @@ class GroupExpiry:
         self.removed = 0
         """Groups that were removed since the start."""
         self.on_removed: Callable[[str, str, str], None] = lambda topic, group, why: None
-        """Told of each group that was removed, and why."""
+        """Called with each removed group, and the reason."""
         self.ask_others: Callable[[str], Awaitable[Mapping[str, float] | None]] | None = None
         """In a cluster whose brokers keep their own messages: for how long the others have not seen the groups of a
-        topic used; None if one of them does not say."""
+        topic used; None if one of them does not answer."""
         groups.on_made = self._made
 
     async def load(self, part: TimeSlice) -> None:
-        """Go on from where the last broker on this store was."""
+        """Load the times of the last broker on this store."""
         document = await self._store.load(DOCUMENT)
         if document is None:
             return
@@ -104,17 +104,17 @@ class GroupExpiry:
                 if topic in self._topics and name in self._topics[topic].groups:
                     self._topics[topic].groups[name].use(before_s=max(unused_s, 0.0))
 
-    # How long
+    # Times
 
     def expiry_s(self, config: GroupConfig) -> float:
-        """After how long a group is removed that nobody uses; 0 is never. One that is paused waits for somebody."""
+        """After how long an unused group is removed; 0 is never. A paused one waits for somebody."""
         if config.ephemeral or config.paused:
             return 0.0
         settings = self._settings
         return settings.broadcast_expiry_s if config.name.startswith(PRIVATE) else settings.group_expiry_s
 
     def left_s(self, dispatcher: Dispatcher) -> float:
-        """In how long a group is removed if nobody uses it; `NEVER` if it is not."""
+        """The time until a group is removed if nobody uses it; `NEVER` if it is not."""
         expiry_s = self.expiry_s(dispatcher.group.config)
         if not expiry_s:
             return NEVER
@@ -122,7 +122,7 @@ class GroupExpiry:
         return max(expiry_s - dispatcher.unused_s, grace_s, 0.0)
 
     def notice(self, dispatcher: Dispatcher) -> float:
-        """The same, if it is to be said by now; else `NEVER`."""
+        """`left_s`, if notice is to be given by now; else `NEVER`."""
         left_s = self.left_s(dispatcher)
         is_soon = not dispatcher.members and left_s <= notice_s(self.expiry_s(dispatcher.group.config))
         return left_s if is_soon else NEVER
@@ -130,10 +130,10 @@ class GroupExpiry:
     def figures(self) -> dict[str, object]:
         return {"groups_expiring": self.soon, "groups_removed": self.removed}
 
-    # By itself
+    # Removal
 
     async def look(self) -> None:
-        """Say who is to go soon, and remove those whose time is over: some at a time."""
+        """Log groups that are to go soon, and remove those whose time is over: some at a time."""
         if not (self._settings.group_expiry_s or self._settings.broadcast_expiry_s):
             return
         soon: list[tuple[float, Dispatcher]] = []

@@ -1,9 +1,9 @@
 """Holds: others for whom retention waits, such as an archive.
 
-A hold has a name in the settings (`holds`) and a small document in the store, `hold-NAME.json`, in which whoever it is
-for says how far they have come, by stream: by a request (`MoveHold`), or as a file in the folder itself. Retention
-keeps what comes behind that; but not for longer, and not for more, than `hold_max_s` and `hold_max_bytes` say, so that
-a job that died cannot fill the disk. Both are told in the log.
+A hold has a name in the settings (`holds`) and a small document in the store, `hold-NAME.json`, with the progress of
+its holder, by stream: written by a request (`MoveHold`), or as a file in the folder itself. Retention keeps the records
+behind that; but not for longer, and not for more, than `hold_max_s` and `hold_max_bytes`, so that a job that died
+cannot fill the disk. Both are logged.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from towline.clock import SECOND_US, Clock
 from towline.errors import BadName, NotFound
+from towline.model import DEAD_STREAMS, LANE_STREAMS, OWN_STREAMS, PULL_STREAMS
 
 if TYPE_CHECKING:
     from towline.settings import BrokerSettings
@@ -26,7 +27,7 @@ __all__ = ["Holds"]
 
 log = logging.getLogger("towline.broker")
 
-KINDS: Final = ("lane/", "pull/", "dead/", "own/")
+KINDS: Final = (LANE_STREAMS, PULL_STREAMS, DEAD_STREAMS, OWN_STREAMS)
 REMIND_S: Final = 3600.0
 
 
@@ -47,7 +48,7 @@ class Holds:
         self._reminded: dict[str, float] = {}
 
     async def pins(self) -> dict[str, int]:
-        """By stream, the first record that somebody has still to come to."""
+        """By stream, the first record that a holder still needs."""
         pins: dict[str, int] = {}
         for name in self._names:
             hold = await self._load(name)
@@ -61,7 +62,7 @@ class Holds:
         return pins
 
     async def move(self, name: str, positions: Mapping[str, int]) -> None:
-        """They have come this far; of streams that are not named, retention waits for nothing."""
+        """The progress of a holder; of streams that are not named, retention waits for nothing."""
         if name not in self._names:
             known = ", ".join(self._names) or "none"
             raise NotFound(f"retention waits for no hold {name[:50]!r} here ({known}): start the broker with --holds")
@@ -79,18 +80,18 @@ class Holds:
             return None
 
     def waits(self, why: str) -> None:
-        """Retention could not do all it should."""
+        """Retention was kept from dropping something."""
         self._remind("", f"retention waits for {', '.join(self._names)}: {why}; is the job running?")
 
     def broke(self, what: str) -> None:
-        """It could not wait any longer."""
+        """A limit was reached: retention did not wait."""
         log.error(
             "%s dropped although %s has not come to it: a hold lasts %d s and %d bytes beyond retention",
             *(what, ", ".join(self._names), self.max_us // SECOND_US, self.max_bytes),
         )
 
     def _remind(self, about: str, text: str) -> None:
-        """Say it, and again every hour."""
+        """Log it, and again every hour."""
         now_s = self._clock.steady_s()
         if now_s >= self._reminded.get(about, now_s):
             self._reminded[about] = now_s + REMIND_S

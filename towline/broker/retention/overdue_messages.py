@@ -1,9 +1,9 @@
 """Open messages that are older than retention waits for: found, reported, and given up.
 
-One message that a consumer holds, or that is to be tried again, keeps its file and all behind it, of every topic. So
+One message that a consumer holds, or that is to be retried, keeps its file and all behind it, of every topic. So
 retention waits for it no longer than `open_max_s`, and where the store has a limit, for no more than `open_max_bytes`
-beyond it: then it is dropped as what waits is, or goes to the dead letters if its group keeps what has expired. It is
-not carried forward: a group that nobody uses any more would be for ever.
+beyond it: then it is dropped as waiting messages are, or goes to the dead letters if its group keeps expired messages.
+It is not carried forward: in a group that nobody uses any more it would be for ever.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ log = logging.getLogger("towline.broker")
 
 REMIND_S: Final = 3600.0
 BURIAL_US: Final = 3600 * SECOND_US
-"""What is on its way to the dead letters is waited for so much longer."""
+"""Retention waits so much longer for messages that are being buried."""
 STEP_US: Final = 3600 * SECOND_US
-"""Where the size of the store asks for it, the oldest go first: so much of them in one round."""
+"""Where the size of the store demands it, the oldest go first: so much of time in one round."""
 PART: Final = 16
-"""Where that is not enough, at least this part of the time since the oldest of them came."""
+"""Where that is not enough, at least this fraction of the time since the oldest of them came."""
 READS_MAX: Final = 500
 
 
 class Wait(NamedTuple):
-    """The oldest open message that retention waits for: since when, and the group that it belongs to."""
+    """The oldest open message that retention waits for: since when, and its group."""
 
     since_us: int
     who: str
@@ -82,7 +82,8 @@ class OverdueMessages:
         }
 
     async def look(self, kept: Iterable[tuple[Topic, int]]) -> None:
-        """Give up what is too old by far. With each topic comes how long its messages are kept, in microseconds."""
+        """Give up messages that are far too old. With each topic comes how long its messages are kept, in
+        microseconds."""
         now_us, reads = self._clock.now_us(), READS_MAX
         reason = f"older than retention by more than {self.max_us // SECOND_US} s"
         wait, part = None, TimeSlice()
@@ -169,7 +170,7 @@ class OverdueMessages:
                 log.error("%s: dying messages could not be copied, and are dropped: %s", dispatcher.label, told)
 
     def remind(self, about: str, text: str) -> None:
-        """Say it, and again every hour."""
+        """Log it, and again every hour."""
         now_s = self._clock.steady_s()
         if now_s >= self._reminded.get(about, now_s):
             self._reminded[about] = now_s + REMIND_S

@@ -22,7 +22,7 @@ log = logging.getLogger("towline.broker")
 
 
 def lane_pins(topic: Topic) -> dict[str, int]:
-    """By stream, the oldest message that some group still needs although it has been delivered."""
+    """By stream, the oldest delivered message that some group still needs."""
     pins: dict[str, int] = {}
     for dispatcher in topic.groups.values():
         for lane, first in dispatcher.pins().items():
@@ -41,9 +41,9 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     holds: Holds,
     overdue: OverdueMessages,
 ) -> Trimmed:
-    """Drop what is older or more than is to be kept; never what is `needed` for recovery or `letters` says, and not at
-    once what is leased, retrying or dying, or somebody has a hold on. Groups may be made meanwhile: what is needed is
-    asked last. Gives what the store did at last."""
+    """Drop what is older or more than is to be kept; never what recovery (`needed`) or the dead letters (`letters`)
+    need, and not at once leased, retrying and dying messages, or those under a hold. Groups may be made meanwhile: what
+    is needed is asked last. Returns the store's last result."""
     retention_s, held = settings.retention_s, await holds.pins()
     ages, part = dict[str, float](), TimeSlice()
     for name, topic in topics.items():
@@ -110,7 +110,7 @@ async def _trim(  # noqa: PLR0917 all of it says how far
 
 
 async def _tell_groups(topics: Iterable[Topic], *, anew: bool = False) -> None:
-    """To be looked at anew is what was dropped of their messages."""
+    """Have groups update the lanes that were trimmed."""
     part = TimeSlice()
     for topic in topics:
         for dispatcher in list(topic.groups.values()):
@@ -131,8 +131,8 @@ def _age_s(topic: Topic, retention_s: float) -> float:
 
 
 async def reclaim(store: Store, topics: Sequence[Topic]) -> int:
-    """A memory store has little room: drop what every group of a topic has consumed, and the events that say so. How
-    many bytes of messages that made."""
+    """A memory store has little room: drop what every group of a topic has consumed, and the events about it. Returns
+    how many bytes of messages that made."""
     before = _lane_bytes(store, topics)
     for topic in topics:
         if not topic.groups:

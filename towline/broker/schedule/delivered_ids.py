@@ -1,22 +1,19 @@
-"""The ids of delivered delayed messages: which number in its lane each has, written in the unit that delivers it.
+"""The ids of delivered delayed messages: the number in its lane of each, written in the unit that delivers it.
 
 Each topic has a stream for it, `arrived/<topic>`, which retention shortens as it does the lanes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
+from towline.broker.journal import replayed, unsaid
 from towline.broker.topics.topic import Topic
+from towline.clock import TimeSlice
 from towline.delivery.schedule.delivered import Arrival, decode_arrival, encode_arrivals
 from towline.errors import NewerFormat, TooLarge
-from towline.format import not_understood
-from towline.frame import Frame
 from towline.model import arrived_stream
 from towline.protocol.messages import Arrived
 from towline.store import Append, Store
@@ -26,13 +23,12 @@ __all__ = ["find_arrivals", "note_arrivals", "trim_arrivals"]
 log = logging.getLogger("towline.broker")
 
 READ_COUNT: Final = 200
-READ_BYTES: Final = 1 << 18
 FIND_MAX: Final = 100
-"""Ids that are looked for at a time: each is compared with each record."""
+"""Ids that are searched at a time: each is compared with each record."""
 
 
 def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
-    """What is to be appended when messages come to their lanes, by topic; not if they are refused there."""
+    """The records to append when messages come to their lanes, by topic; not if they are refused there."""
     return [
         Append(arrived_stream(topic), encode_arrivals(some), len(some), control=True, instead=b"")
         for topic, some in arrivals.items()
@@ -40,7 +36,7 @@ def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
 
 
 async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> list[Arrived]:
-    """The messages that had these ids, as far as it is kept where they went."""
+    """The messages that had these ids, as far as their records are kept."""
     if len(ids) > FIND_MAX:
         raise TooLarge(f"where {len(ids)} delayed messages went: ask for at most {FIND_MAX} at a time")
     name, missing = topic.config.name, set(ids)
@@ -57,7 +53,7 @@ async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> lis
 
 
 async def trim_arrivals(store: Store, topic: Topic) -> None:
-    """Let go of what tells only of messages that are not kept any more."""
+    """Trim records of messages that are not kept any more."""
     stream = arrived_stream(topic.config.name)
     at = first = store.bounds(stream).first
     firsts = [store.bounds(lane.stream).first for lane in topic.lanes]
@@ -67,24 +63,11 @@ async def trim_arrivals(store: Store, topic: Topic) -> None:
                 break
             at = number + 1
     except NewerFormat as error:
-        # What it tells of may be kept still.
+        # Its messages may be kept still.
         log.error("%s is not shortened any further: %s", stream, error)
     if at > first:
         await store.trim(stream, at)
 
 
-async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival, int]]:
-    stream = arrived_stream(topic)
-    at, end, _ = store.bounds(stream)
-    while at < end:
-        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
-        for chunk in read.chunks:
-            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
-            for number, record in enumerate(records, chunk.first):
-                try:
-                    yield number, decode_arrival(record), chunk.appended_at_us
-                except msgspec.MsgspecError as error:
-                    raise not_understood(f"{stream}: record {number}", error) from None
-        at = max(read.next, at + 1)
-        # There may be millions, and what the system has in memory is read without waiting: others have their turn.
-        await asyncio.sleep(0)
+def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival, int]]:
+    return replayed(store, arrived_stream(topic), 0, decode_arrival, TimeSlice(), lost=unsaid, count=READ_COUNT)

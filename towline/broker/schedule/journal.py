@@ -13,19 +13,18 @@ from typing import Final
 
 import msgspec
 
+from towline.broker.journal import Journal, events_in, replayed, trim
 from towline.clock import Clock, TimeSlice
 from towline.delivery.schedule.events import ScheduleEvent, decode_schedule_event, encode_schedule_event
 from towline.delivery.schedule.record import ScheduleRecord, decode_parcel, encode_parcels
 from towline.delivery.schedule.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
 from towline.delivery.schedule.wheel import Place
-from towline.errors import QueueFull, StoreDamaged, TooLarge
-from towline.format import not_understood
-from towline.frame import Frame, encode_events
+from towline.errors import QueueFull, StoreDamaged
 from towline.model import Durability
 from towline.store import Append, Appended, Read, Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
-__all__ = ["MARKS", "ScheduleJournal", "marks", "parcels_in", "put"]
+__all__ = ["MARKS", "ScheduleJournal", "parcels_in", "put"]
 
 log = logging.getLogger("towline.broker")
 
@@ -52,15 +51,6 @@ def put(parcels: Sequence[Placed], era: int) -> tuple[list[Append], list[Placed]
     return appends, [(place, parcel) for place, some in by_place.items() for parcel in some]
 
 
-def marks(events: Sequence[ScheduleEvent], instead: Sequence[ScheduleEvent] | None = None) -> Append:
-    other = None if instead is None else _encode(instead)
-    return Append(MARKS, _encode(events), len(events), control=True, instead=other)
-
-
-def _encode(events: Sequence[ScheduleEvent]) -> bytes:
-    return encode_events([encode_schedule_event(event) for event in events])
-
-
 def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, ScheduleRecord, int]]:
     """What was read of a slot: number, parcel, time. What is lost is reported; what is not understood
     refuses the start, or whatever needs it."""
@@ -69,12 +59,8 @@ def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, ScheduleRecord, i
             "%s: %d parcels of delayed messages from %d on are lost: %s", stream, lost.count, lost.first, lost.reason
         )
     for chunk in read.chunks:
-        records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
-        for seq, record in enumerate(records, chunk.first):
-            try:
-                yield seq, decode_parcel(record), chunk.appended_at_us
-            except msgspec.MsgspecError as error:
-                raise not_understood(f"{stream}: parcel {seq} of delayed messages", error) from None
+        for seq, parcel in events_in(chunk, stream, decode_parcel):
+            yield seq, parcel, chunk.appended_at_us
 
 
 class ScheduleJournal:
@@ -84,14 +70,13 @@ class ScheduleJournal:
         self.store = store
         self.clock = clock
         self.durability = durability
-        self.schedule = Schedule()
-        self.position = 0
-        """The number of the next mark."""
+        self.schedule = schedule = Schedule()
+        self.marks = Journal[ScheduleEvent](
+            store, MARKS, encode_schedule_event, decode_schedule_event, lambda event, _: schedule.apply(event)
+        )
         self.on_land: Callable[[], None] = lambda: None
         self._borrow_bytes = borrow_bytes
         self._borrowed = 0
-        self._refusals = 0
-        """Units that a database did not take."""
         self._ends: dict[str, int] = {}
         self._pending: dict[asyncio.Future[None], int] = {}
         self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
@@ -115,20 +100,10 @@ class ScheduleJournal:
         puts, lying = put(parcels, self.schedule.era)
         unit = [*also, *puts]
         if events:
-            unit.append(marks(events, instead))
+            unit.append(self.marks.entry(events, instead))
         appended = self._append(unit)
         self.note(lying, events, appended, len(also))
         return appended
-
-    def when_refused(self, appended: Appended, take_back: Callable[[], None]) -> None:
-        """Do this if messages of a unit are refused late. No snapshot speaks of the unit before that is known."""
-
-        def finish(done: asyncio.Future[None]) -> None:
-            if not done.cancelled() and isinstance(done.exception(), TooLarge):
-                self._refusals += 1
-                take_back()
-
-        appended.done.add_done_callback(finish)
 
     def wait_for(self, appended: Appended, due_us: int) -> None:
         """Deliver nothing that is due from then on before this unit is durable, or refused."""
@@ -140,10 +115,7 @@ class ScheduleJournal:
     def note(self, lying: Sequence[Placed], events: Sequence[ScheduleEvent], appended: Appended, skip: int) -> None:
         """Remember what was appended: behind the first `skip` frames of the unit come the parcels, then the events."""
         schedule, firsts = self.schedule, appended.firsts
-        if events:
-            self.position = firsts[-1] + len(events)
-        for event in events:
-            schedule.apply(event)
+        self.marks.note(events, appended.at_us)
         if not lying:
             return
         near_us = self.clock.now_us() + NEAR_US
@@ -171,7 +143,7 @@ class ScheduleJournal:
         if done.cancelled():
             return
         if done.exception() is not None:
-            self._refusals += 1
+            self.marks.refusals += 1
             for place, _, parcel in landing:
                 schedule.refused(place, parcel)
             self.on_land()
@@ -237,17 +209,17 @@ class ScheduleJournal:
     # Coming back
 
     async def recover(self, part: TimeSlice) -> None:
-        schedule, ends = self.schedule, dict[str, int]()
+        schedule, ends, position = self.schedule, dict[str, int](), 0
         document = await self._load()
         if document is not None:
             schedule.restore(document)
-            ends, self.position = document.ends, document.position
+            ends, position = document.ends, document.position
             self._saved = self._before = document
         # Parcels before marks: so all slots are there that the marks speak of.
         for stream in self.store.streams("delay/"):
             if stream != MARKS:
                 await self._recover_slots(stream, ends.get(stream, 0), part)
-        await self._replay(part)
+        await self.marks.replay(position, part)
         for slot in schedule.slots.values():
             slot.next = slot.loading = max(slot.next, self.store.bounds(slot.place.stream).first)
 
@@ -280,48 +252,21 @@ class ScheduleJournal:
 
     async def _recover_slots(self, stream: str, first: int, part: TimeSlice) -> None:
         level = int(stream.split("/")[1])
-        bounds = self.store.bounds(stream)
-        at, self._ends[stream] = max(first, bounds.first), bounds.end
-        while at < bounds.end:
-            read = await self.store.read(stream, at, READ_COUNT, READ_BYTES)
-            for seq, parcel, at_us in parcels_in(read, stream):
-                self.schedule.register(Place(level, parcel.number), seq, parcel, at_us)
-                if part.over:
-                    await part.rest()
-            at = max(read.next, at + 1)
-
-    async def _replay(self, part: TimeSlice) -> None:
-        first, end, _ = self.store.bounds(MARKS)
-        at, self.position = max(first, self.position), end
-        while at < end:
-            read = await self.store.read(MARKS, at, READ_COUNT, READ_BYTES)
-            for lost in read.lost:
-                log.error("%s: %d marks from %d on are lost: %s", MARKS, lost.count, lost.first, lost.reason)
-            for chunk in read.chunks:
-                records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
-                for number, record in enumerate(records, chunk.first):
-                    try:
-                        self.schedule.apply(decode_schedule_event(record))
-                    except msgspec.MsgspecError as error:
-                        raise not_understood(f"{MARKS}: mark {number}", error) from None
-                    if part.over:
-                        await part.rest()
-            at = max(read.next, at + 1)
+        self._ends[stream] = self.store.bounds(stream).end
+        async for seq, parcel, at_us in replayed(self.store, stream, first, decode_parcel, part):
+            self.schedule.register(Place(level, parcel.number), seq, parcel, at_us)
 
     # Keeping
 
     async def save(self) -> None:
         """Write what recovery begins with. It never speaks of anything that is not durable."""
-        saved, refusals = self._saved, -1
-        while refusals != self._refusals:
-            refusals = self._refusals
-            snapshot = self.schedule.snapshot(self.position, dict(sorted(self._ends.items())))
-            if saved is not None and (saved.position, saved.ends) == (snapshot.position, snapshot.ends):
-                await self.settle()
-                return
-            if saved is None and not snapshot.ends and not snapshot.position:
-                return
-            await self.store.append([], Durability.FSYNC).done
+        saved = self._saved
+        if (self.marks.next, self._ends) == ((0, {}) if saved is None else (saved.position, saved.ends)):
+            await self.settle()
+            return
+        snapshot = await self.marks.settled(
+            lambda: self.schedule.snapshot(self.marks.next, dict(sorted(self._ends.items())))
+        )
         until = datetime.fromtimestamp(snapshot.until_us / 1e6, UTC).isoformat(timespec="milliseconds")
         fields = {name: getattr(snapshot, name) for name in ScheduleSnapshot.__struct_fields__}
         version = self._version.next(self.clock.now_us())
@@ -346,10 +291,8 @@ class ScheduleJournal:
         for slot in kept.slots:
             stream = Place(slot.level, slot.number).stream
             before[stream] = min(slot.first, before.get(stream, slot.first))
-        going = [stream for stream, at in before.items() if self.store.bounds(stream).first < at]
-        await asyncio.gather(*(self.store.trim(stream, before[stream]) for stream in going))
-        if self.store.bounds(MARKS).first < kept.position - 1:
-            await self.store.trim(MARKS, kept.position - 1)
+        await trim(self.store, before)
+        await trim(self.store, {MARKS: kept.position - 1})
 
     def pins(self) -> dict[str, int]:
         """What waits, and what recovery needs: delayed messages outlive retention."""
@@ -358,7 +301,7 @@ class ScheduleJournal:
         before = () if self._before is None else self._before.slots
         for place, first in [*waiting, *((Place(one.level, one.number), one.first) for one in before)]:
             pins[place.stream] = min(first, pins.get(place.stream, first))
-        if self.position:
+        if self.marks.next:
             pins[MARKS] = max((self._before.position if self._before is not None else 0) - 1, 0)
         return pins
 

@@ -1,7 +1,8 @@
-"""Delayed messages, looked at, cancelled and moved while they wait.
+"""Delayed messages: listed, cancelled and rescheduled while they wait.
 
 Searching reads the schedule slot by slot, and messages move while it does. They move from coarse slots to fine ones, so
-that is the order in which slots are read; and what was found is looked at again in the very step that changes it.
+that is the order in which slots are read; and a message that was found is checked again in the very step that changes
+it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from towline.broker.access.rules import May
 from towline.broker.schedule.delivered_ids import find_arrivals
 from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.scheduler import Scheduler
+from towline.broker.topics.topics import Topics
 from towline.delivery.schedule.events import Cancelled
 from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord, join, resolve_delay
 from towline.delivery.schedule.schedule import CANCELLED_MAX, Position, Slot
@@ -34,25 +36,46 @@ from towline.protocol.messages import (
     MoveDelayed,
 )
 
-__all__ = ["cancel_delayed", "list_delayed", "move_delayed"]
+__all__ = ["DelayedMessages"]
 
 FOUND_MAX: Final = 100_000
 """Messages cancelled or moved by one request."""
 ROUNDS_MAX: Final = 20
 
 MOVED_BYTES: Final = 8 << 20
-"""Of parcels, unpacked, of which messages are moved in one unit."""
+"""Of records, unpacked, of which messages are moved in one unit."""
 
 
-# Looking
+class DelayedMessages:
+    """Delayed messages of a broker, for requests."""
+
+    def __init__(self, topics: Topics, scheduler: Scheduler) -> None:
+        self._topics = topics
+        self._scheduler = scheduler
+
+    async def list(self, request: ListDelayed, may: May | None = None) -> Delayed:
+        if request.topic:
+            self._topics.named(request.topic)
+        return await _list(self._scheduler, request, may)
+
+    async def cancel(self, request: CancelDelayed) -> DelayedCancelled:
+        self._topics.named(request.topic)
+        return await _cancel(self._scheduler, request)
+
+    async def move(self, request: MoveDelayed) -> DelayedMoved:
+        self._topics.named(request.topic)
+        return await _move(self._scheduler, request)
 
 
-async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
-    """The next messages behind the one named in the request, of topics that `may` says that one may describe. Slots
-    are read in the order of their times, as far as needed."""
+# List
+
+
+async def _list(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
+    """The next messages behind the one named in the request, of topics that `may` allows to describe. Slots are read in
+    the order of their times, as far as needed."""
     if request.key or request.ids:
         return await _list_chosen(scheduler, request)
-    agenda, schedule = scheduler.agenda, scheduler.schedule
+    journal, schedule = scheduler.journal, scheduler.schedule
     seen = {
         topic: count
         for topic, count in schedule.counts.items()
@@ -68,7 +91,7 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | No
                 break
         if slot.last_us < request.after_us:
             continue
-        async for seq, parcel in agenda.parcels(slot):
+        async for seq, parcel in journal.parcels(slot):
             if parcel.topic in seen and parcel.last_us >= after[0] and not schedule.is_dropped(parcel):
                 for row in _rows(scheduler, slot.place, seq, OpenedRecord(parcel)):
                     if (row.deliver_at_us, row.id) > after:
@@ -83,7 +106,7 @@ async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     _check(scheduler, request.topic, request.ids, request.key)
     found = [
         (position, _rows(scheduler, position.place, position.seq, opened, position.at))
-        async for position, opened in _find(scheduler.agenda, request.topic, set(request.ids), request.key)
+        async for position, opened in _find(scheduler.journal, request.topic, set(request.ids), request.key)
     ]
     there = {position.id: some for position, some in found if scheduler.schedule.is_waiting(position)}
     rows = {
@@ -96,7 +119,7 @@ async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     missing = set(request.ids) - there.keys()
     if request.arrived and missing:
         await scheduler.settle()
-        arrived = await find_arrivals(scheduler.agenda.store, scheduler.find_topic(request.topic), missing)
+        arrived = await find_arrivals(scheduler.journal.store, scheduler.find_topic(request.topic), missing)
     return Delayed(list(_soonest(rows, request.max_messages).values()), len(there), arrived)
 
 
@@ -108,7 +131,7 @@ def _soonest(rows: dict[int, DelayedMessage], count: int) -> dict[int, DelayedMe
 def _rows(
     scheduler: Scheduler, place: Place, seq: int, opened: OpenedRecord, only: int | None = None
 ) -> list[DelayedMessage]:
-    """The messages of a parcel that wait; or only the one at this place, if it does."""
+    """The messages of a record that wait; or only the one at this index, if it does."""
     frame, parcel = opened.frame, opened.parcel
     column = frame.text_column(0)
     assert column is not None, "the body column is always there"
@@ -126,17 +149,18 @@ def _rows(
     return rows
 
 
-# Finding
+# Find
 
 
 async def _find(
-    agenda: ScheduleJournal, topic: str, ids: Collection[int], key: str
+    journal: ScheduleJournal, topic: str, ids: Collection[int], key: str
 ) -> AsyncIterator[tuple[Position, OpenedRecord]]:
-    """Messages that wait, by id or key. To keep their parcels would be to keep them unpacked."""
-    schedule, packed, count = agenda.schedule, key.encode(), 0
+    """Messages that wait, by id or key. To keep their records would be to keep them unpacked."""
+    schedule, packed, count = journal.schedule, key.encode(), 0
     missing = set(ids)
     seen: set[Place] = set()
-    # Coarse before fine: what moves meanwhile is seen where it goes to, also if that is a slot that was not there yet.
+    # Coarse before fine: a message that moves meanwhile is found in its new slot, also if that is a slot that was not
+    # there yet.
     while fresh := sorted(schedule.slots.keys() - seen, key=lambda place: (-place.level, place.number)):
         seen.update(fresh)
         for place in fresh:
@@ -145,7 +169,7 @@ async def _find(
             slot = schedule.slots.get(place)
             if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
                 continue
-            async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
+            async for seq, opened in _opened(journal, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
                 places = _with_key(opened, packed) if key else _with_ids(opened, missing)
                 for at in places:
                     number = opened.ids(at, at + 1)[0]
@@ -159,10 +183,10 @@ async def _find(
 
 
 async def _opened(
-    agenda: ScheduleJournal, slot: Slot, wanted: Callable[[ScheduleRecord], bool], ids: Collection[int]
+    journal: ScheduleJournal, slot: Slot, wanted: Callable[[ScheduleRecord], bool], ids: Collection[int]
 ) -> AsyncIterator[tuple[int, OpenedRecord]]:
-    async for seq, parcel in agenda.parcels(slot, ids):
-        if wanted(parcel) and not agenda.schedule.is_dropped(parcel):
+    async for seq, parcel in journal.parcels(slot, ids):
+        if wanted(parcel) and not journal.schedule.is_dropped(parcel):
             yield seq, OpenedRecord(parcel)
 
 
@@ -176,7 +200,7 @@ def _with_key(opened: OpenedRecord, key: bytes) -> list[int]:
     column = opened.frame.text_column(KEY)
     if column is None:
         return []
-    # One look at the whole column spares most parcels the cutting of it.
+    # One look at the whole column spares most records the cutting of it.
     if key not in bytes(opened.frame.columns[column.data_at : column.data_at + column.data_length]):
         return []
     return [at for at, value in enumerate(opened.frame.texts(KEY) or ()) if value == key]
@@ -190,30 +214,30 @@ def _check(scheduler: Scheduler, topic: str, ids: Collection[int], key: str) -> 
         raise NotFound(f"there never was a delayed message {message_id(topic, DELAY, unknown[0])}")
 
 
-def _still_there(agenda: ScheduleJournal, found: Iterable[Position]) -> list[Position]:
-    return [position for position in found if agenda.schedule.is_waiting(position)]
+def _still_there(journal: ScheduleJournal, found: Iterable[Position]) -> list[Position]:
+    return [position for position in found if journal.schedule.is_waiting(position)]
 
 
-# Changing
+# Change
 
 
-async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
+async def _cancel(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
     _check(scheduler, request.topic, request.ids, request.key)
-    agenda, ids = scheduler.agenda, set(request.ids)
+    journal, ids = scheduler.journal, set(request.ids)
     name = f"{request.topic} {request.key or request.ids[0]}" if len(ids) <= 1 else ""
     before = scheduler.schedule.answers.get(name, 0)
     count = 0
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
-            found = [position async for position, _ in _find(agenda, request.topic, ids, request.key)]
-            there = _still_there(agenda, found)
+            found = [position async for position, _ in _find(journal, request.topic, ids, request.key)]
+            there = _still_there(journal, found)
             if request.dry_run:
                 gone = ids - {position.id for position in there}
                 return DelayedCancelled(len(there), sorted(gone), before)
             if there:
-                _check_room(agenda, len(there))
+                _check_room(journal, len(there))
                 count += len(there)
-                appended = agenda.append([], _cancelled(there, request.topic, name, count))
+                appended = journal.append([], _cancelled(there, request.topic, name, count))
                 ids -= {position.id for position in there}
                 await appended.done
                 _tidy(scheduler, there)
@@ -222,30 +246,30 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
     return DelayedCancelled(count, sorted(ids), before)
 
 
-async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
+async def _move(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
     _check(scheduler, request.topic, request.ids, request.key)
-    agenda, ids = scheduler.agenda, set(request.ids)
-    at_us = resolve_delay(request.deliver_at_us, agenda.clock.now_us(), scheduler.levels_us)
+    journal, ids = scheduler.journal, set(request.ids)
+    at_us = resolve_delay(request.deliver_at_us, journal.clock.now_us(), scheduler.levels_us)
     moved: set[int] = set()
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
-            searched = _find(agenda, request.topic, ids - moved, request.key)
+            searched = _find(journal, request.topic, ids - moved, request.key)
             found = [position async for position, _ in searched if position.id not in moved]
             if request.dry_run:
-                there_ids = {position.id for position in _still_there(agenda, found)}
+                there_ids = {position.id for position in _still_there(journal, found)}
                 return DelayedMoved(len(there_ids), sorted(ids - there_ids), at_us)
             by_parcel: dict[tuple[Place, int], list[Position]] = {}
             for position in found:
                 by_parcel.setdefault((position.place, position.seq), []).append(position)
             waiting, before = deque(by_parcel.values()), len(moved)
             while waiting:
-                # Until it is known that they are elsewhere, they are neither moved nor passed over where they were.
+                # Until their move is durable, they are neither moved nor passed over where they were.
                 async with scheduler.moving:
                     some = await _take(scheduler, waiting)
-                    there = [one for one in some if agenda.schedule.is_waiting(one[0])]
+                    there = [one for one in some if journal.schedule.is_waiting(one[0])]
                     if there:
-                        _check_room(agenda, len(there))
-                        await _move(scheduler, there, request.topic, at_us)
+                        _check_room(journal, len(there))
+                        await _move_some(scheduler, there, request.topic, at_us)
                         moved |= {position.id for position, _ in there}
             if len(moved) - before == len(found):
                 break
@@ -253,7 +277,7 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
 
 
 async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tuple[Position, OpenedRecord]]:
-    """The next of them, by parcels, with these opened: as many as are moved in one unit."""
+    """The next of them, by records, with these opened: as many as are moved in one unit."""
     taken: list[tuple[Position, OpenedRecord]] = []
     room = MOVED_BYTES
     while waiting and room > 0:
@@ -265,11 +289,13 @@ async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tu
     return taken
 
 
-async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int) -> None:
-    """Out of the slots they are in and into others, in one unit; they keep their ids."""
-    agenda = scheduler.agenda
+async def _move_some(
+    scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int
+) -> None:
+    """Move them from their slots into others, in one unit; they keep their ids."""
+    journal = scheduler.journal
     scheduler.follow_clock()
-    until_us = agenda.schedule.until_us
+    until_us = journal.schedule.until_us
     pieces: dict[tuple[str, int, bytes, bytes], list[tuple[OpenedRecord, int, int]]] = {}
     for position, opened in moving:
         pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
@@ -278,21 +304,21 @@ async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRec
     there = [position for position, _ in moving]
     events = _cancelled(there, topic)
     nothing = [msgspec.structs.replace(event, positions=[]) for event in events]
-    appended = agenda.append(parcels, events, instead=nothing)
-    agenda.when_refused(appended, lambda: agenda.schedule.take_back_cancelled(events))
-    agenda.wait_for(appended, min(position.due_us for position in there))
+    appended = journal.append(parcels, events, instead=nothing)
+    journal.marks.when_refused(appended.done, lambda: journal.schedule.take_back_cancelled(events))
+    journal.wait_for(appended, min(position.due_us for position in there))
     scheduler.wake()
     await appended.done
     _tidy(scheduler, there)
 
 
-def _check_room(agenda: ScheduleJournal, count: int) -> None:
-    if agenda.schedule.cancelled + count > CANCELLED_MAX:
+def _check_room(journal: ScheduleJournal, count: int) -> None:
+    if journal.schedule.cancelled + count > CANCELLED_MAX:
         raise TooMany(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
 
 
 def _cancelled(found: Sequence[Position], topic: str, request: str = "", answer: int = 0) -> list[Cancelled]:
-    """The events that take these messages out of where they wait; for good if there is an `answer` to give."""
+    """The events that take these messages out of their slots; for good if there is an `answer` to give."""
     by_place: dict[Place, dict[int, list[int]]] = {}
     for position in found:
         by_place.setdefault(position.place, {}).setdefault(position.seq, []).append(position.at)

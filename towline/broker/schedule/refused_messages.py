@@ -1,7 +1,7 @@
-"""Delayed messages that are too large for where they go: they are held where they are, and tried again.
+"""Delayed messages that are too large for their destination: they are held in their slots, and tried again.
 
-What was refused together is tried half by half, until that is alone which is too large. All else comes to where it
-belongs.
+A refused batch is tried half by half, until the message that is too large is alone. All others come to their
+destination.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TOGETHER_BYTES: Final = 16 << 20
 
 
 class RefusedMessages:
-    """The messages of a schedule that are held; the schedule itself says which."""
+    """The messages of a schedule that are held, as the schedule records them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._refusals = Refusals[Run](scheduler.agenda.clock)
+        self._refusals = Refusals[Run](scheduler.journal.clock)
         self._to_try: deque[list[Run]] = deque()
         self._trying: asyncio.Future[None] | None = None
 
@@ -93,8 +93,7 @@ class RefusedMessages:
                 self._refusals.note(runs[0], await self._named(runs[0]), error)
 
     async def _release(self, runs: Sequence[Run]) -> None:
-        """Bring messages to where they belong by now: their lanes, or other slots. What cannot be read is passed
-        over."""
+        """Bring messages to their present destinations: their lanes, or other slots. Unreadable ones are skipped."""
         scheduler, schedule = self._scheduler, self._scheduler.schedule
         found = await self._opened(runs)
         due: dict[Source, Pieces] = {}
@@ -116,7 +115,7 @@ class RefusedMessages:
         await scheduler.carry(event, nothing, runs, arriving=arriving, parcels=parcels).done
 
     async def _opened(self, runs: Sequence[Run]) -> dict[tuple[Place, int], OpenedRecord | None]:
-        """Their parcels: no more at a time than there is memory for."""
+        """Their records: no more at a time than there is memory for."""
         found: dict[tuple[Place, int], OpenedRecord | None] = {}
         size = 0
         for run in runs:

@@ -1,8 +1,8 @@
-"""The scheduler of delayed messages: takes them in, moves them nearer, and delivers what is due.
+"""The scheduler of delayed messages: books them, moves them nearer, and delivers them when they are due.
 
-What is due is copied into its lanes in one unit with the mark that says up to which time everything was: a crash undoes
-both or neither, so each message is delivered exactly once. Two loops run: one delivers, one keeps the near future in
-memory and moves slots that come near. Both sleep until time makes a difference.
+Due messages are copied into their lanes in one unit with the mark of the time up to which all were: a crash undoes both
+or neither, so each message is delivered exactly once. Two loops run: one delivers, one keeps the near future in memory
+and moves slots that come near. Both sleep until time makes a difference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from towline.broker.schedule.delivered_ids import note_arrivals
-from towline.broker.schedule.journal import Placed, ScheduleJournal, marks, parcels_in, put
+from towline.broker.schedule.journal import Placed, ScheduleJournal, parcels_in, put
 from towline.broker.schedule.refused_messages import RefusedMessages
 from towline.broker.schedule.timer_loop import TimerLoop
 from towline.broker.topics.topic import Lane, Topic
@@ -41,11 +41,11 @@ log = logging.getLogger("towline.broker")
 UNIT_BYTES: Final = 1 << 20
 UNIT_PARCELS: Final = 2_000
 UNITS_MAX: Final = 4
-"""Units on their way to the disk at a time."""
+"""Units being written at a time."""
 MOVE_BYTES: Final = 1 << 20
 BOOK_LAG_US: Final = 8 * SECOND_US
 ROOM_US: Final = 3600 * SECOND_US
-"""Where the store is too large, what was written in so long a time is written anew at a time."""
+"""Where the store is too large, the records of so long a time are written anew at a time."""
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
@@ -55,7 +55,7 @@ Source = tuple[str, int, bytes, bytes]
 
 
 class Arriving(NamedTuple):
-    """What goes to lanes: these, a frame for each, where the messages go, and how many of each topic there are."""
+    """A batch on its way to lanes: a frame for each, their destinations, and the number of messages of each topic."""
 
     lanes: list[tuple[Topic, Lane]]
     unit: list[Append]
@@ -67,68 +67,68 @@ NOTHING: Final = Arriving([], [], [], {})
 
 
 class Booking(NamedTuple):
-    """Frames that wait for their time: what is to be appended, and the id of the first message of each."""
+    """Frames that wait for their time: the records to append, and the id of the first message of each."""
 
     appends: list[Append]
     firsts: dict[int, int]
-    """By the frame's place in its unit."""
+    """By the frame's index in its unit."""
     lying: list[Placed]
     events: list[Due]
 
     def sent(self, appended: Appended, frames: int) -> Sent:
-        """The answer to a unit of so many frames: those that do not wait come first in what was appended."""
+        """The answer to a unit of so many frames: those that do not wait come first among the appended ones."""
         now = iter(appended.firsts)
         firsts = [self.firsts[number] if number in self.firsts else next(now) for number in range(frames)]
         return Sent(firsts, appended.at_us, delayed=sorted(self.firsts))
 
 
 def delay_mark(first: int) -> int:
-    """How the id of a delayed message is told from a sequence number where both are remembered; and back again."""
+    """The form of a delayed message's id where sequence numbers are remembered as well; and back again."""
     return ~first
 
 
 class Scheduler:
     def __init__(
         self,
-        agenda: ScheduleJournal,
+        journal: ScheduleJournal,
         levels_us: Sequence[int],
         find_topic: Callable[[str], Topic],
-        on_full: Callable[[], Awaitable[None]],
+        on_full: Callable[[], Awaitable[object]],
     ) -> None:
-        self.agenda = agenda
-        self.schedule = agenda.schedule
+        self.journal = journal
+        self.schedule = journal.schedule
         self.delivered = 0
         self.levels_us = levels_us
         self.find_topic = find_topic
         self._on_full = on_full
         self._unit_bytes = UNIT_BYTES
         self.changing = asyncio.Lock()
-        """RefusedMessages by whoever cancels or moves messages."""
+        """Held while messages are cancelled or rescheduled."""
         self._delivering = asyncio.Lock()
         self.moving = asyncio.Lock()
-        """RefusedMessages by whoever moves what waits in slots."""
-        self._deliver_pace = TimerLoop(agenda.clock, "delivering what is due")
-        self._move_pace = TimerLoop(agenda.clock, "moving what comes near")
+        """Held while messages are moved between slots."""
+        self._deliver_loop = TimerLoop(journal.clock, "delivering what is due")
+        self._move_loop = TimerLoop(journal.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
         self._rewriting: dict[Place, int] = {}
         self._drift_us: int | None = None
         self.held = RefusedMessages(self)
-        agenda.on_land = self._landed
+        journal.on_land = self._landed
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """By the names of what they do."""
+        """The loops by name."""
         return {
-            self._deliver_pace.what: self._deliver_pace.run(self.deliver_step, self.schedule.deliver_at_us),
-            self._move_pace.what: self._move_pace.run(self.move_step, self.schedule.load_at_us),
+            self._deliver_loop.what: self._deliver_loop.run(self.deliver_step, self.schedule.deliver_at_us),
+            self._move_loop.what: self._move_loop.run(self.move_step, self.schedule.load_at_us),
         }
 
     def wake(self) -> None:
-        self._deliver_pace.soon.set()
-        self._move_pace.soon.set()
+        self._deliver_loop.soon.set()
+        self._move_loop.soon.set()
 
     def watch_clock(self) -> None:
-        """Timers run on the steady clock. Where the other one was set, they are set anew."""
-        clock = self.agenda.clock
+        """Timers run on the steady clock. When the wall clock was set, they are set anew."""
+        clock = self.journal.clock
         drift_us = clock.now_us() - round(clock.steady_s() * SECOND_US)
         jump_us, self._drift_us = drift_us - (drift_us if self._drift_us is None else self._drift_us), drift_us
         if abs(jump_us) > SET_US:
@@ -138,13 +138,13 @@ class Scheduler:
             self.wake()
 
     def follow_clock(self) -> int:
-        """What is new is due by the clock as it is: also if that is behind what has been delivered, because it was
-        ahead. Gives the time."""
-        now_us = self.agenda.clock.now_us()
+        """New messages are due by the wall clock: also if that is behind what has been delivered, because it was ahead.
+        Returns the time."""
+        now_us = self.journal.clock.now_us()
         mark = self.schedule.new_era(now_us)
         if mark is not None:
             ahead_us = self.schedule.until_us - now_us
-            self.agenda.append([], [mark])
+            self.journal.append([], [mark])
             log.log(
                 logging.WARNING if ahead_us > SET_US else logging.INFO,
                 "delayed messages were delivered by a clock that was %s ahead of what it is now: they stay delivered; "
@@ -153,10 +153,10 @@ class Scheduler:
             )
         return now_us
 
-    # Taking in
+    # Book
 
     def book(self, frames: Sequence[tuple[int, str, int, Frame]], source: bytes) -> Booking | None:
-        """Put frames, each with its place in its unit, topic and lane number, into their slots; None if all of it is
+        """Put frames, each with its index in its unit, topic and lane number, into their slots; None if all of it is
         due by now. Nothing has happened before `booked`."""
         now_us = self.follow_clock()
         times = [resolve_times(frame, now_us, self.levels_us) for *_, frame in frames]
@@ -175,37 +175,37 @@ class Scheduler:
             next_id += frame.count
         appends, lying = put(parcels, self.schedule.era)
         if events:
-            appends.append(marks(events))
+            appends.append(self.journal.marks.entry(events))
         return Booking(appends, firsts, lying, events)
 
     def check(self, frame: Frame) -> None:
-        """Raise what `book` would have against the times of a frame that is to be booked later."""
-        resolve_times(frame, self.agenda.clock.now_us(), self.levels_us)
+        """Raise the errors of `book` about the times of a frame that is to be booked later."""
+        resolve_times(frame, self.journal.clock.now_us(), self.levels_us)
 
     def booked(self, booking: Booking, appended: Appended, skip: int) -> None:
         """The booking was appended, behind `skip` other frames."""
-        self.agenda.note(booking.lying, booking.events, appended, skip)
+        self.journal.note(booking.lying, booking.events, appended, skip)
         for place, _ in booking.lying:
             if place.level:
-                self._deliver_pace.not_after(ripe_at(place))
+                self._deliver_loop.not_after(ripe_at(place))
             else:
-                self._move_pace.not_after(place.begin_us - NEAR_US)
+                self._move_loop.not_after(place.begin_us - NEAR_US)
 
     def _landed(self) -> None:
-        """Parcels became durable, and what is due soon is in the near index."""
+        """Records became durable, and those that are due soon are in the due index."""
         next_us = self.schedule.near.next_us
         if next_us is not None:
-            self._deliver_pace.not_after(next_us)
+            self._deliver_loop.not_after(next_us)
 
     def _is_quiet(self, now_us: int) -> bool:
-        return self.schedule.is_quiet(now_us) and self.agenda.limit_us(now_us) >= now_us
+        return self.schedule.is_quiet(now_us) and self.journal.limit_us(now_us) >= now_us
 
-    # Delivering
+    # Deliver
 
     async def deliver_step(self) -> bool:
-        """Deliver what is due, as much as one unit holds. False if there is nothing to do now."""
+        """Deliver due messages, as many as one unit holds. False if there is nothing to do now."""
         async with self._delivering:
-            limit_us = self.agenda.limit_us(self.agenda.clock.now_us())
+            limit_us = self.journal.limit_us(self.journal.clock.now_us())
             if limit_us <= self.schedule.until_us:
                 return False
             near = self.schedule.near
@@ -217,7 +217,7 @@ class Scheduler:
                 appended = self._deliver(taken)
                 self._unit_bytes = min(self._unit_bytes * 2, UNIT_BYTES)
             except QueueFull:
-                # What does not fit at once may fit bit by bit, while consumers make room.
+                # A batch that does not fit at once may fit in parts, while consumers make room.
                 if len(taken) == 1:
                     await self._on_full()
                     raise
@@ -235,15 +235,15 @@ class Scheduler:
         return True
 
     def _pass_time(self, limit_us: int) -> bool:
-        """Nothing is due, but a slot has come near: say so, that it may be moved."""
+        """Nothing is due, but a slot has come near: record it, so that it may be moved."""
         ripe = any(self.schedule.until_us < ripe_at(place) <= limit_us for place in self.schedule.slots if place.level)
         if ripe:
-            self.agenda.append([], [self.schedule.due(limit_us)])
-            self._move_pace.soon.set()
+            self.journal.append([], [self.schedule.due(limit_us)])
+            self._move_loop.soon.set()
         return ripe
 
     async def _fetch(self, taken: Sequence[Entry]) -> list[Entry]:
-        """Read what the near index has no room for. What cannot be read is passed over."""
+        """Read records for which the due index has no room. Unreadable ones are skipped."""
         there = []
         for entry in taken:
             if entry.opened is None:
@@ -255,9 +255,9 @@ class Scheduler:
         return there
 
     def _deliver(self, taken: Sequence[Entry]) -> Appended | None:
-        """What is due of these parcels goes to its lanes, and the mark with it: decided and done in one step."""
+        """The due messages of these records go to their lanes, and the mark with them: decided and done in one step."""
         schedule = self.schedule
-        limit_us = self.agenda.limit_us(self.agenda.clock.now_us())
+        limit_us = self.journal.limit_us(self.journal.clock.now_us())
         rest_us = schedule.near.next_us
         # Where more is due than one unit holds, this one ends where the rest begins.
         last = rest_us is None or rest_us > limit_us
@@ -285,14 +285,14 @@ class Scheduler:
             appended = self.carry(due, kept, runs, arriving=arriving)
         except TooLarge:
             # They are, together.
-            appended = self.agenda.append([], [kept])
+            appended = self.journal.append([], [kept])
             self.held.refused(runs)
         for entry, stop in zip(taken, stops, strict=True):
             entry.at = stop
         return appended
 
     def arriving(self, pieces: Mapping[Source, Pieces]) -> Arriving:
-        """What is due, as it goes to its lanes."""
+        """Due messages, as they go to their lanes."""
         found = Arriving([], [], [], {})
         firsts: dict[str, int] = {}
         arrivals: dict[str, list[Arrival]] = {}
@@ -319,7 +319,7 @@ class Scheduler:
         """Record that these messages went elsewhere, in one unit with them. If they are refused late, they are held."""
         schedule, count = self.schedule, sum(arriving.counts.values())
         slots = {slot.place: slot for run in runs if (slot := schedule.slots.get(run.place)) is not None}
-        appended = self.agenda.append(parcels, [event], [*arriving.unit, *arriving.notes], [kept])
+        appended = self.journal.append(parcels, [event], [*arriving.unit, *arriving.notes], [kept])
         self.delivered += count
         _show(arriving.lanes, arriving.unit, appended)
 
@@ -329,12 +329,12 @@ class Scheduler:
             if not (isinstance(event, Due) and event.released):
                 self.held.refused(runs)
 
-        self.agenda.when_refused(appended, take_back)
+        self.journal.marks.when_refused(appended.done, take_back)
         return appended
 
     def _frames(self, pieces: Mapping[Source, Pieces]) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
-        """What is due, by where it came from, as frames for the lanes, and the ids of the messages. To a shard it comes
-        in the order of its times, whoever sent it: there, the order of arrival is what counts from then on."""
+        """Due messages, by their origin, as frames for the lanes, and the ids of the messages. To a shard they come in
+        the order of their times, whoever sent them: there, the order of arrival is what counts from then on."""
         shards: dict[tuple[str, int], tuple[Topic, Pieces]] = {}
         for (name, given, source, _), some in pieces.items():
             topic = self.find_topic(name)
@@ -351,7 +351,7 @@ class Scheduler:
     def runs_of(
         self, slot: Slot | None, seq: int, opened: OpenedRecord, start: int, stop: int
     ) -> Iterator[tuple[int, int]]:
-        """Which of these messages are to be delivered: (from, to)."""
+        """The messages of these to be delivered: (from, to)."""
         if self.schedule.is_dropped(opened.parcel):
             return
         gone = slot.cancelled.get(seq) if slot is not None else None
@@ -363,15 +363,15 @@ class Scheduler:
         if start < stop:
             yield start, stop
 
-    # Moving
+    # Move
 
     async def move_step(self) -> bool:
         """Read a slot into memory, or move a part of one nearer. False if there is nothing to do now."""
         async with self.moving:
-            slot = self.schedule.to_load(self.agenda.clock.now_us())
+            slot = self.schedule.to_load(self.journal.clock.now_us())
             if slot is not None:
                 await self._load(slot)
-                self._deliver_pace.soon.set()
+                self._deliver_loop.soon.set()
                 return True
             slot = self.schedule.ripe() or self._to_rewrite()
             if slot is None:
@@ -379,16 +379,16 @@ class Scheduler:
             if slot.place.level:
                 await self._move(slot)
             else:
-                async with self._delivering:  # nobody has taken any of it out of the near index
+                async with self._delivering:  # nobody has taken any of it out of the due index
                     if self._to_rewrite() is slot:
                         await self._move(slot)
-            self._deliver_pace.soon.set()
+            self._deliver_loop.soon.set()
             return True
 
     async def _load(self, slot: Slot) -> None:
         schedule, stream = self.schedule, slot.place.stream
         while slot.loading < slot.end:
-            read = await self.agenda.read(stream, slot.loading)
+            read = await self.journal.read(stream, slot.loading)
             for seq, parcel, _ in parcels_in(read, stream):
                 if parcel.number == slot.place.number:
                     delivered_us = schedule.delivered_us(parcel.era)
@@ -397,11 +397,11 @@ class Scheduler:
         slot.loaded_to = slot.loading
 
     async def _move(self, slot: Slot) -> None:
-        """Put some parcels of a slot where they belong now: into finer slots, or anew into the same one."""
+        """Move some records of a slot to where they belong now: into finer slots, or anew into the same one."""
         schedule, stream = self.schedule, slot.place.stream
         if slot.next == slot.end:
             return
-        read = await self.agenda.read(stream, slot.next, MOVE_BYTES)
+        read = await self.journal.read(stream, slot.next, MOVE_BYTES)
         pieces: dict[Source, Pieces] = {}
         messages, runs, end, room = 0, list[Run](), read.next, MOVE_BYTES
         for seq, parcel, _ in parcels_in(read, stream):
@@ -424,29 +424,29 @@ class Scheduler:
             appended = self.carry(moved, kept, runs, parcels=parcels)
         except TooLarge:
             # They are, together.
-            appended = self.agenda.append([], [kept])
+            appended = self.journal.append([], [kept])
             self.held.refused(runs)
         slot.since_us = appended.at_us
         with suppress(TooLarge):  # see `carry`
             await appended.done
 
     async def open_parcel(self, place: Place, seq: int) -> OpenedRecord | None:
-        read = await self.agenda.store.read(place.stream, seq, 1, 1)
+        read = await self.journal.store.read(place.stream, seq, 1, 1)
         found = [parcel for number, parcel, _ in parcels_in(read, place.stream) if number == seq]
         return OpenedRecord(found[0]) if found else None
 
     def rewrite_older(self, before_us: int) -> None:
-        """Have everything that was written before then, or by a clock that was ahead, written anew: what is delayed for
-        years must not hold on to log files that retention would drop."""
+        """Write anew all records from before then, or from a clock that was ahead: messages delayed for years must not
+        keep log files that retention would drop."""
         for slot in self.schedule.older(before_us, self.follow_clock()):
             self._rewriting.setdefault(slot.place, slot.end)
-        self._move_pace.soon.set()
+        self._move_loop.soon.set()
 
     def make_room(self, streams: Collection[str], store_max_bytes: int) -> None:
-        """The store is larger than it should be, and what waits in these streams keeps it so: have the oldest written
-        anew. Where what waits is much of the store, that would go on for ever and free little."""
-        bounds, slots, now_us = self.agenda.store.bounds, self.schedule.slots, self.follow_clock()
-        # What has been written anew is let go of some time later.
+        """The store is larger than it should be, and the records in these streams keep it so: write the oldest anew.
+        Where delayed messages are much of the store, that would go on for ever and free little."""
+        bounds, slots, now_us = self.journal.store.bounds, self.schedule.slots, self.follow_clock()
+        # The old copies are trimmed some time later.
         times = [
             slot.since_us
             for place, slot in slots.items()
@@ -463,7 +463,7 @@ class Scheduler:
         slot = self.schedule.slots.get(place)
         if slot is not None and place.level and sum(map(len, slot.cancelled.values())) > CANCELLED_PER_SLOT:
             self._rewriting.setdefault(place, slot.end)
-            self._move_pace.soon.set()
+            self._move_loop.soon.set()
 
     def _to_rewrite(self) -> Slot | None:
         for place, end in list(self._rewriting.items()):
@@ -478,31 +478,31 @@ class Scheduler:
     async def drop_topic(self, topic: str) -> None:
         """The topic is being deleted, and its delayed messages with it."""
         if self.schedule.counts.get(topic):
-            await self.agenda.append([], [Dropped(topic, self.schedule.next_id)]).done
+            await self.journal.append([], [Dropped(topic, self.schedule.next_id)]).done
 
     def pass_quietly(self) -> None:
-        """Where nothing is due, say now and then that time has passed: so old slots can go."""
-        now_us = self.agenda.clock.now_us()
+        """Where nothing is due, record now and then that time has passed: so old slots can go."""
+        now_us = self.journal.clock.now_us()
         idle = self.schedule.slots and not self._delivering.locked() and now_us - self.schedule.until_us > BOOK_LAG_US
         if idle and self._is_quiet(now_us):
-            self.agenda.append([], [self.schedule.due(now_us)])
+            self.journal.append([], [self.schedule.due(now_us)])
 
     def figures(self) -> dict[str, int]:
         next_us = self.schedule.near.next_us
-        late_us = 0 if next_us is None else max(self.agenda.clock.now_us() - next_us, 0)
+        late_us = 0 if next_us is None else max(self.journal.clock.now_us() - next_us, 0)
         waiting = sum(self.schedule.counts.values())
         return {"delayed": waiting, "delayed_delivered": self.delivered, "delayed_late_ms": late_us // 1000}
 
-    # The loops
+    # Loops
 
     async def catch_up(self) -> None:
-        """Do all there is to do now; consumers see it when this returns."""
+        """Do all there is to do now; it is visible to consumers when this returns."""
         while await self.move_step() or await self.deliver_step():
             pass
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until consumers see what has been delivered so far."""
+        """Wait until all delivered messages are visible."""
         seen = set[asyncio.Future[None]]()
         while more := [future for future in [*self._under_way, *self.held.under_way()] if future not in seen]:
             seen.update(more)
@@ -512,7 +512,7 @@ class Scheduler:
 
 
 def tell_jump(jump_us: int) -> None:
-    """The machine's clock was set, or the machine slept."""
+    """Log that the wall clock was set, or the machine slept."""
     if jump_us > 0:
         log.warning(
             "the clock jumped %s forward: what is due by the new time is delivered now, and lifetimes and retention go "
@@ -532,7 +532,7 @@ def _span(time_us: int) -> str:
 
 
 def _show(lanes: Sequence[tuple[Topic, Lane]], unit: Sequence[Append], appended: Appended) -> None:
-    """The messages are in their lanes: consumers see them once they are durable."""
+    """The messages are in their lanes: they are visible once they are durable."""
     for (_, lane), append, first in zip(lanes, unit, appended.firsts[: len(unit)], strict=True):
         lane.submitted(first, append, appended.at_us, appended.done)
 

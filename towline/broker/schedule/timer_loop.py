@@ -1,4 +1,4 @@
-"""A loop that runs at a time or when it is woken."""
+"""A loop of steps at given times, which can be woken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 FOREVER_US: Final = 1 << 63
 BLOCKED_S: Final = 1.0
-"""What waits for something else is looked at this often, should that not wake us."""
+"""A step that waits for something else is repeated this often, should nothing wake the loop."""
 
 
 class TimerLoop:
@@ -32,13 +32,12 @@ class TimerLoop:
         self._until_us = FOREVER_US
 
     def not_after(self, time_us: int) -> None:
-        """Something is to be done at this time."""
+        """Run a step no later than this."""
         if time_us < self._until_us:
             self.soon.set()
 
     async def run(self, step: Callable[[], Awaitable[bool]], next_us: Callable[[], int | None]) -> None:
-        """Take step after step, each when it is time: at once while there is something to do, else when `next_us` says
-        so."""
+        """Run step after step: at once while there is something to do, else at the time of `next_us`."""
         loop, backoff_s = asyncio.get_running_loop(), BACKOFF_MIN_S
         while True:
             self.soon.clear()
@@ -56,14 +55,14 @@ class TimerLoop:
             if not busy:
                 await self._sleep(FOREVER_US if at_us is None else at_us, looked_us)
             elif at_us is not None and at_us > self._clock.now_us():
-                # Not at once: what comes due meanwhile shares a unit.
+                # Not at once: messages that become due meanwhile share a unit.
                 await asyncio.sleep(max(begin_s + TICK_S - loop.time(), 0))
             else:
                 await asyncio.sleep(0)
 
     async def _sleep(self, until_us: int, looked_us: int) -> None:
-        """Until this time. What was due when the step looked for it, and was not done, waits for something else, which
-        wakes us; but what has become due only since then waits for nobody."""
+        """Sleep until this time. Work that was due when the step looked, and was not done, waits for something else,
+        which wakes us; but work that has become due only since then waits for nothing."""
         blocked = until_us <= looked_us
         wait_s = BLOCKED_S if blocked else min(until_us - self._clock.now_us(), TIMER_MAX_S * SECOND_US) / SECOND_US
         self._until_us = FOREVER_US if blocked else until_us

@@ -1,14 +1,14 @@
-"""One connection below its requests: bytes to envelopes, flow control, patience, and a decent end.
+"""One connection below its requests: bytes to envelopes, flow control, time limits, and an orderly end.
 
     PREFACE ──► HELLO ──► OPEN ──► ENDING ──► CLOSED      and from everywhere to CLOSED when the connection is gone
 
-In `ENDING` no request is taken any more: running ones are answered, then the last word is said, the sending side is
-shut, and what still comes in is read and dropped. (To close with unread bytes would make the kernel throw away the
-answers that are on their way.)
+In `ENDING` no request is taken any more: running ones are answered, then the last error is sent, the sending side is
+shut, and further input is read and dropped. (To close with unread bytes would make the kernel throw away the answers
+that are on their way.)
 
 It is an asyncio protocol that does no I/O beyond its transport, but for small answers (`_write_at_once`), and keeps no
-timers: `sweep` is called now and then, and looks at what has taken too long. Reading stops, and with it the client,
-while any `HOLD_…` reason stands.
+timers: `sweep` is called now and then, and checks the time limits. Reading stops, and with it the client, while any
+`HOLD_…` reason stands.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Remote(NamedTuple):
     source: bytes
     """The address as it is kept beside each message: 4 bytes for IPv4, 16 for IPv6, none for anything else."""
     origin: str = "local"
-    """By which wrong passwords are counted."""
+    """The origin under which wrong passwords are counted."""
 
     @classmethod
     def of(cls, transport: asyncio.BaseTransport) -> Remote:
@@ -80,15 +80,15 @@ Buffers = Sequence[bytes | memoryview]
 HELLO_MAX_BYTES = 4 << 10
 """The largest request before a client has introduced itself."""
 TURN_REQUESTS = 256
-"""So many requests are taken from a connection before it is the others' turn."""
+"""Requests taken from a connection before it is the others' turn."""
 WRITE_HIGH_BYTES = 1 << 20
-"""A client that leaves so much unread is not asked for more."""
+"""The limit of unread answers, beyond which no requests are taken."""
 TLS_HIGH_BYTES = 256 << 10
-"""The transport of TLS does not tell of what it has encrypted already, so it is given only so much at a time."""
+"""The transport of TLS does not tell how much it has encrypted already, so it is given only so much at a time."""
 YIELD_S = 1.0
-"""Who has not said for so long who it is makes room for others, if there is none left."""
+"""A connection without a Hello for this long makes room for others, if there is none left."""
 REFUSED_MAX = 100
-"""So many connections beyond the limit are told why they are closed; those beyond are just closed."""
+"""Connections beyond the limit that are told why they are closed; further ones are just closed."""
 LINGER_S = 0.5
 JOIN_BYTES = 4 << 10
 """Smaller buffers are joined before they are written, larger ones are written as they are: here both cost the same."""
@@ -103,10 +103,10 @@ HOLD_PENDING = 1  # too many bytes are not durable yet
 HOLD_RUNNING = 2  # too many requests are running
 HOLD_WRITING = 4  # the client does not read its answers
 HOLD_TURN = 8  # it is the others' turn
-HOLD_LOGIN = 16  # its password is looked at
+HOLD_LOGIN = 16  # its password is being checked
 HOLD_QUOTA = 32  # its quota is used up
 HOLD_BROKER = 64  # all connections together have too many bytes that are not durable yet
-HOLD_LOOK = 128  # something must be looked at before a request is carried out
+HOLD_LOOK = 128  # a request waits for a look-up before it is carried out
 
 
 class State(enum.Enum):
@@ -118,7 +118,7 @@ class State(enum.Enum):
 
 
 class ServerState:
-    """What all connections of a server have in common."""
+    """State shared by all connections of a server."""
 
     def __init__(self, settings: BrokerSettings, answers: AnswerBudget) -> None:
         self.settings = settings
@@ -141,8 +141,8 @@ class ServerState:
             self._pressed.append(connection)
 
     def make_room(self) -> bool:
-        """Let go of the one that has been here for longest and has not said who it is, if there is one that had the
-        time to: who never says it keeps nobody out."""
+        """Close the oldest connection without a Hello, if there is one that had the time to send it: it must keep
+        nobody out."""
         late_s = self.loop.time() - YIELD_S + self.settings.handshake_s
         some = [one for one in self.connections if one.is_silent() and one.deadline_s <= late_s]
         if not some:
@@ -161,31 +161,31 @@ class ServerState:
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, line: ServerState) -> None:
+    def __init__(self, server: ServerState) -> None:
         self.peer = Remote("", b"")
         self.state = State.PREFACE
         self.version = VERSION
-        """Of the protocol: that which the client speaks as well."""
-        self._line = line
-        self._loop = line.loop
-        self._settings = line.settings
+        """Of the protocol: the highest that the client speaks as well."""
+        self.server = server
+        self._loop = server.loop
+        self._settings = server.settings
         self._preface = b""
-        self._decoder = Decoder(HELLO_MAX_BYTES, line.scratch)
+        self._decoder = Decoder(HELLO_MAX_BYTES, server.scratch)
         self._backlog: deque[Envelope] = deque()
         self._held = 0
         self._heard = False
         self._reading = Patience()
         self._writing = Patience()
         self._last_word = b""
-        self.deadline_s = self._loop.time() + line.settings.handshake_s
+        self.deadline_s = self._loop.time() + server.settings.handshake_s
         self._shut = False
         self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
         self._queue: deque[bytes | memoryview] = deque()
-        """With TLS: what the transport was not given yet."""
+        """With TLS: bytes that the transport was not given yet."""
         self._queue_bytes = 0
         self._full = False
-        """The transport wants no more for now."""
+        """The transport is full for now."""
         self._gathering = False
         self._flush_soon = False
         self._put_off = -1
@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         self.share: AnswerShare
 
     def is_silent(self) -> bool:
-        """It has not said who it is, though nothing keeps it from that."""
+        """Whether it has not sent its Hello, though nothing keeps it from that."""
         return self.state in (State.PREFACE, State.HELLO) and not self._held
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @abstractmethod
     def fail(self, number: int, error: BaseException, kind: int) -> None:
-        """Answer a request with why it was not carried out."""
+        """Answer a request with an error."""
 
     @abstractmethod
     def is_busy(self) -> bool:
@@ -220,9 +220,9 @@ class Connection(asyncio.BufferedProtocol):
 
     @abstractmethod
     def who(self) -> str:
-        """Whose connection it is, for the log."""
+        """The client's name, for the log."""
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -230,10 +230,10 @@ class Connection(asyncio.BufferedProtocol):
         self._descriptor = _plain_descriptor(self._transport)
         self._transport.set_write_buffer_limits(high=TLS_HIGH_BYTES if self._descriptor < 0 else WRITE_HIGH_BYTES)
         _notice_dead_machines(self._transport)
-        self.share = self._line.answers.share(self._unread_bytes, self._cut, self._settings.max_pending_bytes // 2)
-        self._line.connections.add(self)
-        over, limit = len(self._line.connections), self._settings.max_connections
-        if over <= limit or self._line.make_room():
+        self.share = self.server.answers.share(self._unread_bytes, self._cut, self._settings.max_pending_bytes // 2)
+        self.server.connections.add(self)
+        over, limit = len(self.server.connections), self._settings.max_connections
+        if over <= limit or self.server.make_room():
             return
         if over > limit + REFUSED_MAX:
             self._transport.abort()
@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = State.CLOSED
-        self._line.connections.discard(self)
+        self.server.connections.discard(self)
         self._backlog.clear()
         self._queue.clear()
         self._queue_bytes = 0
@@ -255,11 +255,11 @@ class Connection(asyncio.BufferedProtocol):
         self.gone()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer() if self.state is State.OPEN else self._line.scratch.view
+        return self._decoder.get_buffer() if self.state is State.OPEN else self.server.scratch.view
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.state is not State.OPEN:
-            self.feed(bytes(self._line.scratch.view[:nbytes]))
+            self.feed(bytes(self.server.scratch.view[:nbytes]))
             return
         self._heard = True
         try:
@@ -268,7 +268,7 @@ class Connection(asyncio.BufferedProtocol):
             self.end(error)
             return
         if envelopes:
-            self._line.attention.heard(self)
+            self.server.attention.heard(self)
             self._take(envelopes)
 
     def feed(self, data: bytes) -> None:
@@ -292,12 +292,12 @@ class Connection(asyncio.BufferedProtocol):
         self._full = False
         self._pour()
         self.share.count()
-        self._line.answers.freed()
+        self.server.answers.freed()
         if not self._full:
             self.release(HOLD_WRITING)
 
     def _greet(self, data: bytes) -> bytes:
-        """Check the preface, however it is cut up; give back what follows it."""
+        """Check the preface, however it is cut up; return what follows it."""
         missing = len(PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if not PREFACE.startswith(self._preface):
@@ -313,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
             self.state = State.HELLO
         return data[missing:]
 
-    # Flow
+    # Flow control
 
     def _take(self, envelopes: Sequence[Envelope] = ()) -> None:
         backlog = self._backlog
@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.hold(HOLD_TURN)
                 self._loop.call_soon(self.release, HOLD_TURN)
         elif self._looking is None and self._decoder.broken is not None and self.state in (State.HELLO, State.OPEN):
-            self.end(self._decoder.broken)  # not before what was put off: that came first
+            self.end(self._decoder.broken)  # not before a request that was put off: that came first
 
     @property
     def is_held(self) -> bool:
@@ -351,7 +351,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def put_off(self, envelope: Envelope, look: Callable[[], Awaitable[None]] | None) -> bool:
-        """If something must be looked at first, do so, and take this request again then, before those behind it."""
+        """If something must be looked up first, do so, and take this request again then, before those behind it."""
         if look is None or self._put_off == envelope.number:
             return False
         self._put_off = envelope.number
@@ -445,7 +445,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write_at_once(self, data: bytes | memoryview) -> None:
         """The transport would write in the next turn of the loop; where nothing waits before it, there is no need to
-        wait. Whatever goes wrong is left to the transport."""
+        wait. Errors are left to the transport."""
         try:
             written = os.write(self._descriptor, data)
         except OSError:
@@ -455,7 +455,7 @@ class Connection(asyncio.BufferedProtocol):
             self.share.wrote(len(data) - written)
 
     def sweep(self, now_s: float) -> None:
-        """Look whether the client is alive, and whether anything takes too long."""
+        """Check whether the client is alive, and the time limits."""
         if self.state is not State.OPEN:
             looked_at = self.state is State.HELLO and self._held & HOLD_LOGIN  # it waits for us, and not we for it
             if now_s > self.deadline_s and not looked_at:
@@ -479,14 +479,14 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def log_rarely(self, level: int, message: str, *arguments: object) -> None:
-        self._line.strangers.say(self._loop.time(), level, f"%s: {message}", self.peer.address, *arguments)
+        self.server.strangers.say(self._loop.time(), level, f"%s: {message}", self.peer.address, *arguments)
 
     # Ending
 
     def end(
         self, error: TowlineError | None, number: int = 0, *, delay_s: float = 0, within_s: float = LINGER_S
     ) -> None:
-        """Take no more requests, answer those that run, tell the error, and close. It takes no longer than `within_s`
+        """Take no more requests, answer those that run, send the error, and close. It takes no longer than `within_s`
         after the delay."""
         if self.state in (State.ENDING, State.CLOSED):
             return
@@ -505,7 +505,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def finish(self) -> None:
-        """In `ENDING`, when nothing is running any more: say the last word, and shut the sending side."""
+        """In `ENDING`, when nothing is running any more: send the last error, and shut the sending side."""
         if self.state is not State.ENDING or self._shut or self.is_busy() or self._transport.is_closing():
             return
         self._flush()
@@ -522,13 +522,13 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _plain_descriptor(transport: asyncio.Transport) -> int:
-    """Of the socket, where its bytes are what is sent: not with TLS."""
+    """The descriptor of the socket, where its bytes are what is sent: not with TLS."""
     sock = transport.get_extra_info("socket")
     return sock.fileno() if sock is not None and transport.get_extra_info("ssl_object") is None else -1
 
 
 def _notice_dead_machines(transport: asyncio.Transport) -> None:
-    """A machine that lost its power closes nothing. The kernel asks a silent one after a minute, and again."""
+    """A machine that lost its power closes nothing. The kernel probes a silent one after a minute, and again."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""The web console as a child of the broker's process: it begins and ends with it, and shares nothing else.
+"""The web console as a child process of the broker: it begins and ends with it, and shares nothing else.
 
 The broker holds the other end of the child's stdin. However the broker ends, the system closes it, and so the child
 ends as well.
@@ -51,7 +51,7 @@ class ConsoleProcess:
         return cls(process)
 
     async def _tell(self) -> None:
-        """What it says goes to the broker's log."""
+        """Copy its output to the broker's log."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             log.info("%s", line.decode("utf-8", "replace").rstrip()[:500])
@@ -74,8 +74,8 @@ class ConsoleProcess:
 
 
 def _where(settings: BrokerSettings, host: str, port: int) -> list[str]:
-    """Where the broker is, and by what it is known: alone by its certificate, whatever names stand in that; in a
-    cluster by its name, since the console speaks to the other brokers as well."""
+    """The broker's URL, and the name it is verified by: alone its certificate, whatever names stand in that; in a
+    cluster its name, since the console speaks to the other brokers as well."""
     if not settings.tls_cert:
         return ["--broker", f"towline://{_reached(host)}:{port}"]
     flags = ["--tls-cert", settings.tls_cert, "--tls-key", settings.tls_key]
@@ -84,13 +84,13 @@ def _where(settings: BrokerSettings, host: str, port: int) -> list[str]:
         flags += ["--broker", f"towlines://{address}", "--ca-file", settings.cluster_ca_file or settings.tls_cert]
     else:
         flags += ["--broker", f"towlines://{_reached(host)}:{port}", "--ca-file", settings.tls_cert, "--pin"]
-    if settings.tls_client_ca:  # it shows the broker's own; who is calling, they say themselves
+    if settings.tls_client_ca:  # it shows the broker's own; its users log in themselves
         flags += ["--cert-file", settings.tls_cert, "--key-file", settings.tls_key]
     return flags
 
 
 def _reached(host: str) -> str:
-    """Where a broker that listens there is reached from this machine."""
+    """The address at which this machine reaches a broker that listens there."""
     if host in ("", "0.0.0.0"):  # noqa: S104
         return "127.0.0.1"
     return "[::1]" if host == "::" else f"[{host}]" if ":" in host else host

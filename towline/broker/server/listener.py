@@ -1,4 +1,4 @@
-"""The TCP server: listens, makes a session of each connection, and ends them decently."""
+"""The TCP server: listens, makes a session of each connection, and ends them in order."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from towline.broker.broker import Broker
 from towline.broker.periodic import every
 from towline.broker.server.connection import ServerState
 from towline.broker.server.metrics_http import MetricsServer
+from towline.broker.server.requests import TABLE
 from towline.broker.server.session import Session
 from towline.errors import Stopping, Unavailable
 
@@ -47,7 +48,7 @@ class Server:
         self._sweep_soon()
         self._refresher: asyncio.Task[None] | None = None
         if self._access.book is not None and not settings.store.startswith(("memory:", "file:")):
-            # Other brokers on the same database may change who may do what.
+            # Another broker on the same database may change permissions.
             what = "reading who may do what"
             work = every(ACCESS_REFRESH_S, what, self._access.refresh)
             self._refresher = self._line.loop.create_task(broker.lag.timed(what, work))
@@ -90,7 +91,7 @@ class Server:
         return len(self._line.connections)
 
     async def serve_socket(self, sock: socket.socket) -> None:
-        """Serve a socket that is connected already. Returns at once; the session goes on by itself."""
+        """Serve a socket that is connected already. Returns at once; the session runs in the background."""
         sock.setblocking(False)
         await self._line.loop.connect_accepted_socket(self._session, sock)
 
@@ -98,8 +99,8 @@ class Server:
         return await MetricsServer.start(self._broker, self._access, host, port)
 
     async def drain_and_close(self) -> None:
-        """Stop listening, let running requests be answered and waiting pulls return empty, say that all else was not
-        carried out, then close: all of it within `drain_s`."""
+        """Stop listening, let running requests be answered and waiting pulls return empty, refuse all else, then close:
+        all of it within `drain_s`."""
         loop, connections, drain_s = self._line.loop, self._line.connections, self._broker.settings.drain_s
         if self._listener is not None:
             self._listener.close()
@@ -116,7 +117,7 @@ class Server:
             log.warning("%d connections did not end within %g s and are broken off", len(connections), drain_s)
         for connection in list(connections):
             connection.abort()
-        # The transports tell of their end in the next round of the loop.
+        # The transports report their end in the next round of the loop.
         await asyncio.sleep(0)
         self._sweeper.cancel()
         if self._refresher is not None:
@@ -124,7 +125,7 @@ class Server:
         await self._access.close()
 
     def _session(self) -> Session:
-        return Session(self._line, self._broker, self._access)
+        return Session(self._line, self._broker, self._access, TABLE)
 
     def _sweep_soon(self) -> None:
         lag = self._broker.lag

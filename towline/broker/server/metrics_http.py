@@ -1,4 +1,4 @@
-"""A small HTTP listener beside the broker: `/metrics` for Prometheus, `/health` for whoever restarts it."""
+"""A small HTTP listener beside the broker: `/metrics` for Prometheus, `/health` for supervisors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LINE_MAX: Final = 8 << 10
 LINES_MAX: Final = 100
 CONNECTIONS: Final = 500
 AT_ONCE: Final = 16
-"""So many requests are answered at a time; half ones do not count."""
+"""Requests answered at a time; half ones do not count."""
 FRESH_S: Final = 1.0
-"""Metrics that are no older than this are told again, however many ask."""
+"""Metrics that are no older than this are answered again, however many ask."""
 
 
 class _Scraper:
@@ -56,7 +56,7 @@ class MetricsServer:
         self._hosts = {"localhost", _name_of(socket.gethostname()), *given} - {""}
         self._reading = asyncio.Lock()
         self._known: dict[str, tuple[float, bytes]] = {}
-        """By who asked, those who see all being one."""
+        """By principal, those who see all being one."""
 
     @classmethod
     async def start(cls, broker: Broker, access: Access, host: str, port: int) -> MetricsServer:
@@ -98,7 +98,7 @@ class MetricsServer:
             else:
                 writer.write(_answer(408, b"the request did not come in time\n"))
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # It went away, or is none that speaks HTTP.
+            pass  # It went away, or does not speak HTTP.
         except Exception:
             log.exception("metrics could not be told")
         finally:
@@ -133,8 +133,8 @@ class MetricsServer:
         return _answer(status, body, kind, silent=method == "HEAD")
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a request names this broker, by an address or one of its names. A page of somebody else's, whose name
-        points here for a moment, asks by that name."""
+        """Whether a request names this broker, by an address or one of its names. A foreign page whose name points here
+        for a moment has that name in its requests."""
         name = _name_of(host)
         try:
             return bool(ipaddress.ip_address(name))
@@ -168,7 +168,7 @@ class MetricsServer:
         return text
 
     def _principal(self, authorization: str) -> Principal | None:
-        """Tokens only: a password would have to be looked at for each scrape."""
+        """Tokens only: a password would have to be checked for each scrape."""
         scheme, _, given = authorization.partition(" ")
         try:
             if scheme.lower() == "basic":
@@ -181,7 +181,7 @@ class MetricsServer:
 
 
 def _name_of(host: str) -> str:
-    """A host without its port, as names are compared."""
+    """A host without its port, in the form in which names are compared."""
     name = host.strip().lower()
     before, sign, port = name.rpartition(":")
     return (before if sign and port.isdigit() else name).strip("[]").rstrip(".")

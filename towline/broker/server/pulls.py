@@ -1,7 +1,7 @@
 """The pulls of a connection that are under way: one for each subscription, within a bound on their bytes.
 
-A pull that stands is answered several times. It does so only while its client reads what it is sent, and has no quota;
-else the next answer is its last.
+A standing pull is answered several times. It stands only while its client reads what it is sent, and has no quota; else
+the next answer is its last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Pulls"]
 
 PULL_MIN_BYTES: Final = 64 << 10
 QUOTA_LOOK_S: Final = 0.05
-"""How often a pull looks whether its principal's quota has room again."""
+"""How often a pull checks whether its principal's quota has room again."""
 
 
 class _Taker:
@@ -55,15 +55,15 @@ class _Taker:
         self._guard = guard
         self._answers = request.answers
         self._kept_bytes = 0
-        """Of the budget for answers: what was read, and is about to be told."""
+        """The part of the answer budget that was read, and is about to be sent."""
         self._room = 0
-        """The same, of what it has waited for, and reads nothing for yet."""
+        """The part of it that was waited for, and is not read for yet."""
         self._waiting: asyncio.Timeout | None = None
         self.request = request
         self.behind: asyncio.Task[None] | None = None
-        """The pull before, which stood: this one begins when it has ended."""
+        """The standing pull before: this one begins when it has ended."""
         self.ending = False
-        """The client pulls again: the next answer is the last, and nothing is waited for any more."""
+        """The client pulls again: the next answer is the last, and the pull waits no more."""
         self.over = False
         """The last answer was given."""
 
@@ -105,7 +105,7 @@ class _Taker:
         return self._room > 0
 
     def end_soon(self) -> None:
-        """It stops waiting: what it carries out, or was granted and reads just now, it answers for."""
+        """Stop waiting: what it carries out, or was granted and reads just now, is still answered."""
         self.ending = True
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(0)
@@ -134,15 +134,15 @@ class _Taker:
 
 
 class Pulls:
-    """It does not keep its session: so the memory of a connection is free as soon as that is gone, and no collector of
-    garbage has to find out."""
+    """It does not keep its session: so the memory of a connection is free as soon as that is gone, without the garbage
+    collector."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self._loop = loop
         self._max_bytes = max_bytes
         self._tasks: dict[_Taker, asyncio.Task[None]] = {}
         self._takers: dict[int, _Taker] = {}
-        """By subscription, the one that came last."""
+        """By subscription, the latest one."""
         self._reserved_bytes = 0
 
     def __len__(self) -> int:
@@ -193,7 +193,7 @@ class Pulls:
                 taker.behind = None
             if guard is not None and guard.meter.quota.in_flight:
                 request = await self._within_quota(guard, member, request, taker)
-            pulled, buffers = await member.broker.pull(member, request, taker)
+            pulled, buffers = await member.broker.consumers.pull(member, request, taker)
             if not taker.over:
                 taker.take(pulled, buffers)
         except asyncio.CancelledError:
@@ -210,8 +210,8 @@ class Pulls:
     ) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
-            settled = await member.broker.settle(member, request.acts)
-            if not (settled.refused or settled.lost):  # else they are asked again, and it says so itself
+            settled = await member.broker.consumers.settle(member, request.acts)
+            if not (settled.refused or settled.lost):  # else they are asked again, and it answers itself
                 request = msgspec.structs.replace(request, acts=[])
         deadline_s = self._loop.time() + request.wait_ms / 1000
         while (room := guard.meter.room()) == 0:

@@ -1,216 +1,385 @@
-"""The table of requests: the method of the broker that carries out each. The permissions are in `permissions`.
+"""The table of requests: handler, permission, scope, audit and filter of each.
 
-Requests that belong to a consumer on a connection (attach, pull, settle, detach) and `Send` are the session's own,
-and so are those of prepared transactions that depend on who asks.
+A new request is a struct in `protocol/` and a row here. A handler takes the broker, the request and the session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
-from towline.broker.access.accounts import READING
-from towline.broker.access.authorization import Guard
-from towline.broker.access.rules import May
-from towline.broker.broker import Broker
-from towline.protocol.access import Measure
-from towline.protocol.backup import BeginBackup, HoldBackup
-from towline.protocol.cluster import Clients, ForgetBroker, ListBrokers, ListClients, Meet, Met
+from msgspec.structs import replace
+
+from towline.broker.access import accounts, permissions
+from towline.broker.access.permissions import Permission, anyone, cluster, group, topic
+from towline.broker.access.rules import Need
+from towline.broker.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
+from towline.broker.cluster.routing import HERE, HERE_OR_TOPIC, SUBSCRIPTION, TOPIC, Scope, whole
+from towline.broker.server.connection import Buffers
+from towline.broker.server.session import Session
+from towline.errors import BadRequest, NotFound, TowlineError, Unavailable
+from towline.protocol import access, backup, monitor, publications, scan
+from towline.protocol import cluster as clusters
+from towline.protocol import messages as m
+from towline.protocol import transactions as tx
+from towline.protocol.envelope import split_attachments
 from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import (
-    Answer,
-    Beat,
-    Browse,
-    CancelDelayed,
-    CreateTopic,
-    DeleteGroup,
-    DeleteTopic,
-    Done,
-    Find,
-    GroupInfo,
-    Groups,
-    ListDelayed,
-    ListGroups,
-    ListTopics,
-    Locate,
-    MoveDelayed,
-    PurgeDead,
-    PutGroup,
-    PutTopic,
-    Request,
-    Resend,
-    ReviseDead,
-    Stat,
-    Stated,
-    Template,
-    TopicInfo,
-    Topics,
-    Trace,
-)
-from towline.protocol.monitor import (
-    AskAlarmBook,
-    DropAlarm,
-    Kick,
-    ListAlarms,
-    ListPage,
-    Pulse,
-    PutAlarm,
-    SilenceAlarm,
-    Storage,
-    TestAlarm,
-)
-from towline.protocol.publications import AskSink, MoveHold, Report
-from towline.protocol.scan import LocateIn, Scan, Survey
 from towline.protocol.topics import EditTopic, Purge, ShardCount, Sharded
-from towline.protocol.transactions import ListTransactions, Resolve
 
-__all__ = ["LATER", "NOW", "READS", "SEEN", "Buffers", "later"]
+if TYPE_CHECKING:
+    from towline.broker.broker import Broker
 
-Buffers = Sequence[bytes | memoryview]
+__all__ = ["TABLE", "AnyRow", "AtOnce", "Framed", "Later", "Own", "Row"]
+
+Handler = Callable[[Any, Any, Session], Any]
 
 
-def _meet(broker: Broker, request: Meet) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Permission):
+    scope: Scope = TOPIC
+    makes_topics: bool = False
+    """A missing topic is made for it."""
+    has_frames: bool = False
+    """Frames follow it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own(Row):
+    """The session sees to it."""
+
+    begin: Callable[[Session, Any, int, Any, memoryview], None] = field(kw_only=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtOnce(Row):
+    """Answered at once, without waiting."""
+
+    handler: Handler = field(kw_only=False)
+
+    def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
+        answer = self.handler(broker, request, session)
+        session.answer(number, answer if session.guard is None else session.guard.filter(request, answer))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framed(Row):
+    """Answered when its frames are stored; the handler takes them as well."""
+
+    handler: Callable[[Any, Any, Session, memoryview], Coroutine[Any, Any, m.Answer]] = field(kw_only=False)
+    has_frames: bool = True
+
+    def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
+        session.expect(number, len(frames), self.handler(broker, request, session, frames))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later(Row):
+    """Answered when the handler returns: an answer, an answer with the frames behind it, or None for `Done`."""
+
+    handler: Handler = field(kw_only=False)
+    reads: int | None = None
+    """LISTS or LOOKUPS, for requests that only read: they wait until the budget has room for their answer."""
+
+    def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
+        session.start(self._run(session, broker, number, request))
+
+    async def _run(self, session: Session, broker: Any, number: int, request: Any) -> None:
+        outcome = "done"
+        try:
+            carry_out = self._carry_out if self.reads is None else self._read
+            answer, buffers = await carry_out(session, broker, request)
+            session.answer(number, answer, buffers, more=session.running > 1)
+        except Exception as error:
+            outcome = error.code if isinstance(error, TowlineError) else TowlineError.code
+            session.fail(number, error, request.kind)
+        if self.audited and not getattr(request, "dry_run", False):
+            session.note(type(request).__name__, self.target(request), outcome)
+
+    async def _carry_out(self, session: Session, broker: Any, request: Any) -> tuple[m.Answer, Buffers]:
+        guard = session.guard
+        done = await self.handler(broker, request, session)
+        answer, buffers = done if isinstance(done, tuple) else (done or m.Done(), ())
+        return answer if guard is None else guard.filter(request, answer), buffers
+
+    async def _read(self, session: Session, broker: Any, request: Any) -> tuple[m.Answer, Buffers]:
+        """Carry it out once the budget has room for the answer."""
+        assert self.reads is not None, "it reads"
+        share, size = session.share, request.max_bytes if self.reads == LOOKUPS else ANSWER_BYTES
+        room = share.set_aside(size, self.reads) or await share.wait(size, self.reads)
+        if self.reads == LOOKUPS:
+            request = replace(request, max_bytes=min(room, size))
+        kept = 0
+        try:
+            answer, buffers = await self._carry_out(session, broker, request)
+            kept = sum(map(len, buffers))
+            return answer, buffers
+        finally:
+            share.read(room, kept, self.reads)
+            share.free(kept)  # it is written in this very moment, and counts as unread then
+
+
+AnyRow = Own | AtOnce | Framed | Later
+
+
+# Handlers and targets of more than a line
+
+
+def _prepare(
+    broker: Broker, request: tx.Prepare, session: Session, frames: memoryview
+) -> Coroutine[Any, Any, m.Answer]:
+    return broker.transactions.prepare(request, _cut(broker, request, frames), **session.sender)
+
+
+def _stage(
+    broker: Broker, request: publications.Stage, session: Session, frames: memoryview
+) -> Coroutine[Any, Any, m.Answer]:
+    return broker.staging.stage(request, _cut(broker, request, frames), **session.sender)
+
+
+def _cut(broker: Broker, request: tx.Prepare | publications.Stage, frames: memoryview) -> list[memoryview]:
+    broker.topics.expect_all(request.frames)
+    return split_attachments(frames, [head.length for head in request.frames])
+
+
+def _hello(broker: Broker, request: m.Hello, session: Session) -> m.Answer:
+    raise BadRequest("Hello was said already")
+
+
+def _meet(broker: Broker, request: clusters.Meet, session: Session) -> m.Answer:
     broker.registry.heard(request.me)
     broker.registry.told(request.known)
     me, *known = broker.registry.states()
     if broker.registry.shared:
-        return Met(me, known)
-    return Met(me, known, broker.outlook.alarms.digest, broker.homes.backlog_for(request.me.id))
+        return clusters.Met(me, known)
+    return clusters.Met(me, known, broker.outlook.alarms.digest, broker.homes.backlog_for(request.me.id))
 
 
-NOW: dict[int, Callable[[Broker, Any], Answer]] = {
-    Beat.kind: lambda broker, request: Done(),
-    TopicInfo.kind: lambda broker, request: broker.topic_state(request.topic),
-    GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
-    Template.kind: lambda broker, request: broker.template(),
-    ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic), request.topic in broker.topics),
-    Meet.kind: _meet,
-    ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
-    AskAlarmBook.kind: lambda broker, request: broker.outlook.alarms.told_to_others(request),
-    AskSink.kind: lambda broker, request: broker.staging.sink(request),
-}
-"""Answered at once, without waiting for anything. The audit log tells of none of them."""
-
-
-async def _simply(work: Awaitable[None]) -> Answer:
-    await work
-    return Done()
-
-
-async def _done(work: Awaitable[None]) -> tuple[Answer, Buffers]:
-    await work
-    return Done(), ()
-
-
-async def _plain(work: Awaitable[Answer]) -> tuple[Answer, Buffers]:
-    return await work, ()
-
-
-async def _with_frames(work: Awaitable[tuple[Answer, Buffers]]) -> tuple[Answer, Buffers]:
-    return await work
-
-
-async def _forget(broker: Broker, request: ForgetBroker) -> tuple[Answer, Buffers]:
+async def _forget(broker: Broker, request: clusters.ForgetBroker, session: Session) -> None:
     broker.registry.forget(request.id)
-    return Done(), ()
 
 
-async def _topics(broker: Broker) -> tuple[Answer, Buffers]:
-    return Topics(await broker.topic_states()), ()
+async def _close_connection(broker: Broker, request: clusters.CloseConnection, session: Session) -> None:
+    """Its running requests are still answered, within `LINGER_S`."""
+    found = [one for one in session.server.connections if one.peer.address == request.address]
+    if not found:
+        raise NotFound(f"nobody is connected to this broker from {request.address}")
+    for one in found:
+        one.end(Unavailable(f"{session.name or 'an administrator'} has closed this connection"))
 
 
-async def _groups(broker: Broker, request: ListGroups) -> tuple[Answer, Buffers]:
-    return Groups(await broker.group_states(request.topic)), ()
+async def _list_brokers(broker: Broker, request: clusters.ListBrokers, session: Session) -> m.Answer:
+    """One such request of a connection may wait for news; others are answered at once meanwhile."""
+    if session.waits_for_news or not request.wait_ms:
+        return await broker.brokers(replace(request, wait_ms=0))
+    session.waits_for_news = True
+    try:
+        return await broker.brokers(request)
+    finally:
+        session.waits_for_news = False
 
 
-async def _stat(broker: Broker) -> tuple[Answer, Buffers]:
-    return Stated(await broker.stat()), ()
+async def _topics(broker: Broker, request: m.ListTopics, session: Session) -> m.Answer:
+    return m.Topics(await broker.topic_states())
 
 
-LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
-    ForgetBroker.kind: _forget,
-    ListBrokers.kind: lambda broker, request: _plain(broker.brokers(request)),
-    ListTopics.kind: lambda broker, request: _topics(broker),
-    ListGroups.kind: _groups,
-    Stat.kind: lambda broker, request: _stat(broker),
-    CreateTopic.kind: lambda broker, request: _done(broker.create_topic(request.config)),
-    DeleteTopic.kind: lambda broker, request: _done(broker.delete_topic(request.topic)),
-    PutGroup.kind: lambda broker, request: _done(broker.put_group(request.config)),
-    DeleteGroup.kind: lambda broker, request: _done(broker.delete_group(request.topic, request.group)),
-    Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
-    Resend.kind: lambda broker, request: _plain(broker.resend(request)),
-    Locate.kind: lambda broker, request: _plain(broker.locate(request)),
-    CancelDelayed.kind: lambda broker, request: _plain(broker.cancel_delayed(request)),
-    MoveDelayed.kind: lambda broker, request: _plain(broker.move_delayed(request)),
-    Resolve.kind: lambda broker, request: _done(broker.transactions.resolve(request)),
-    PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
-    ReviseDead.kind: lambda broker, request: _plain(broker.revise_dead(request)),
-    PurgeDead.kind: lambda broker, request: _plain(broker.purge_dead(request)),
-    Find.kind: lambda broker, request: _with_frames(broker.find(request)),
-    Trace.kind: lambda broker, request: _plain(broker.trace(request)),
-    Seek.kind: lambda broker, request: _plain(broker.seek(request)),
-    Pause.kind: lambda broker, request: _done(broker.pause(request)),
-    Purge.kind: lambda broker, request: _plain(broker.purge(request)),
-    EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
-    Report.kind: lambda broker, request: _done(broker.report(request)),
-    MoveHold.kind: lambda broker, request: _done(broker.holds.move(request.name, request.positions)),
-    Scan.kind: lambda broker, request: _with_frames(broker.scanning.scan(request)),
-    LocateIn.kind: lambda broker, request: _plain(broker.scanning.locate_in(request)),
-    Measure.kind: lambda broker, request: _plain(broker.measure(request)),
-    Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.stat)),
-    Storage.kind: lambda broker, request: _plain(broker.outlook.storage()),
-    Kick.kind: lambda broker, request: _done(broker.kick(request.topic, request.group, request.consumer)),
-    BeginBackup.kind: lambda broker, request: _plain(broker.begin_backup()),
-    HoldBackup.kind: lambda broker, request: _plain(broker.backups.hold(request)),
-}
-"""Answered when the work is done, with the frames that go behind the answer."""
+async def _groups(broker: Broker, request: m.ListGroups, session: Session) -> m.Answer:
+    return m.Groups(await broker.group_states(request.topic))
 
 
-SEEN: dict[int, Callable[[Broker, Any, May | None], Awaitable[Answer]]] = {
-    Survey.kind: lambda broker, request, may: broker.scanning.survey(request, may),
-    ListPage.kind: lambda broker, request, may: broker.outlook.surveyor.survey(request, may),
-    ListDelayed.kind: lambda broker, request, may: broker.delayed(request, may),
-    ListTransactions.kind: lambda broker, request, may: broker.transactions.told(request, may),
-    ListAlarms.kind: lambda broker, request, may: broker.outlook.alarms.told(may),
-    PutAlarm.kind: lambda broker, request, may: _simply(broker.outlook.alarms.put(request.rule, may)),
-    DropAlarm.kind: lambda broker, request, may: _simply(broker.outlook.alarms.drop(request.name, may)),
-    SilenceAlarm.kind: lambda broker, request, may: _simply(
-        broker.outlook.alarms.silence(request.name, request.until_us, request.reason, may)
+async def _stat(broker: Broker, request: m.Stat, session: Session) -> m.Answer:
+    return m.Stated(await broker.stat())
+
+
+def _listed(way: accounts.Way) -> Callable[..., Awaitable[m.Answer]]:
+    return lambda _, request, session: accounts.read(way, session.access, session.guard, request)
+
+
+def _changed(way: accounts.Way) -> Callable[..., Awaitable[m.Answer]]:
+    return lambda _, request, session: accounts.change(way, session.access, session.guard, request)
+
+
+def _consume(request: publications.Report, context: permissions.Context) -> Sequence[Need]:
+    return (("consume", "topic", request.topic), ("consume", "group", request.group))
+
+
+def _rule(request: access.AddRule) -> str:
+    rule = request.rule
+    return f"{rule.effect} {rule.subject} {rule.action} {rule.resource} {rule.name}"
+
+
+def _silence(request: monitor.SilenceAlarm) -> str:
+    if not request.until_us:
+        return _alarm(request)
+    until = datetime.fromtimestamp(request.until_us // 1_000_000, UTC).isoformat()
+    return f"alarm {request.name} until {until}: {request.reason}"
+
+
+def _alarm(request: monitor.DropAlarm | monitor.TestAlarm | monitor.SilenceAlarm) -> str:
+    return f"alarm {request.name}"
+
+
+def _user(request: access.PutUser | access.DeleteUser) -> str:
+    return f"user {request.name}"
+
+
+def _token(request: access.CreateToken | access.RevokeToken) -> str:
+    return f"token {request.name}"
+
+
+_SINK: Final = whole("a sink for any topic needs", topic=True)
+
+TABLE: Final[dict[type[m.Request], AnyRow]] = {
+    # The connection
+    m.Hello: AtOnce(_hello, needs=anyone),
+    m.Beat: AtOnce(lambda _, request, session: session.held(request) or m.Done(), needs=anyone, scope=SUBSCRIPTION),
+    access.WhoAmI: Later(lambda _, request, session: accounts.who(session.access, session.guard, request, session.name),
+        needs=anyone, scope=HERE),
+    # Sending
+    m.Send: Own(Session.send, needs=permissions.send, makes_topics=True, has_frames=True),
+    tx.Prepare: Framed(_prepare, needs=permissions.send, scope=whole("prepared transactions need"), makes_topics=True),
+    tx.Decide: Later(lambda broker, request, session: broker.transactions.decide(request, token=session.token),
+        needs=permissions.decide),
+    tx.AwaitChecks: Own(Session.await_checks, needs=anyone),
+    tx.ListTransactions: Later(lambda broker, request, session: broker.transactions.told(request, session.sight()),
+        needs=cluster("describe"), reads=LISTS),
+    tx.Resolve: Later(lambda broker, request, _: broker.transactions.resolve(request), needs=cluster("alter"),
+        audited=True),
+    publications.Stage: Framed(_stage, needs=permissions.send, makes_topics=True),
+    publications.Publish: Later(lambda broker, request, session: broker.staging.publish(request, token=session.token),
+        needs=permissions.sink, scope=_SINK),  # what its own token has staged, for which it was allowed to send
+    publications.Unstage: Later(lambda broker, request, session: broker.staging.unstage(request, token=session.token),
+        needs=anyone, scope=_SINK),  # what its own token has staged
+    publications.AskSink: AtOnce(lambda broker, request, _: broker.staging.sink(request), needs=permissions.sink,
+        scope=_SINK),
+    # Consuming
+    m.Attach: Later(lambda broker, request, session: session.attach(broker, request), needs=permissions.attach,
+        makes_topics=True),
+    m.Pull: Own(Session.pull, needs=permissions.subscribed, scope=SUBSCRIPTION),
+    m.Settle: Later(lambda broker, request, session: broker.consumers.settle(session.subscribed(request), request.acts),
+        needs=permissions.subscribed, scope=SUBSCRIPTION),
+    m.Detach: Later(lambda _, request, session: session.detach(request), needs=anyone, scope=SUBSCRIPTION),
+    clusters.HandBack: Framed(
+        lambda broker, request, session, frame: broker.hand_back(request, frame, token=session.token),
+        needs=permissions.attach, makes_topics=True),
+    publications.Report: Later(lambda broker, request, _: broker.groups.report(request), needs=_consume),
+    publications.MoveHold: Later(lambda broker, request, _: broker.holds.move(request.name, request.positions),
+        needs=cluster("alter"), scope=whole("a hold on retention needs")),  # it lets retention drop what it held
+    # Topics
+    m.CreateTopic: Later(lambda broker, request, _: broker.topics.create(request.config),
+        needs=permissions.create_topic, audited=True),
+    m.ListTopics: Later(_topics, needs=anyone, scope=HERE, filter=permissions.topics_seen, reads=LISTS),
+    m.TopicInfo: AtOnce(lambda broker, request, _: broker.topic_state(request.topic), needs=topic("describe"),
+        filter=permissions.topic_seen),
+    m.PutTopic: Later(lambda broker, request, _: broker.put_topic(request), needs=permissions.put_topic,
+        scope=HERE_OR_TOPIC, audited=True),
+    m.Template: AtOnce(lambda broker, _, __: broker.template(), needs=cluster("describe"), scope=HERE),
+    EditTopic: Later(lambda broker, request, _: broker.topics.edit(request), needs=topic("alter"), audited=True),
+    ShardCount: AtOnce(
+        lambda broker, request, _: Sharded(broker.topics.shard_count(request.topic), request.topic in broker.topics),
+        needs=topic("describe")),
+    Purge: Later(lambda broker, request, _: broker.purge(request), needs=permissions.unless_dry("delete"),
+        audited=True, filter=permissions.purged_seen),
+    m.DeleteTopic: Later(lambda broker, request, _: broker.delete_topic(request.topic), needs=topic("delete"),
+        audited=True),
+    # Groups
+    m.PutGroup: Later(lambda broker, request, _: broker.groups.put(request.config), needs=permissions.put_group,
+        audited=True),
+    m.ListGroups: Later(_groups, needs=permissions.groups_of, scope=HERE_OR_TOPIC, filter=permissions.groups_seen,
+        reads=LISTS),
+    m.GroupInfo: AtOnce(lambda broker, request, _: broker.group_state(request.topic, request.group),
+        needs=group("describe")),
+    Pause: Later(lambda broker, request, _: broker.groups.pause(request), needs=group("alter"), audited=True),
+    Seek: Later(lambda broker, request, _: broker.groups.seek(request), needs=permissions.seek, audited=True),
+    monitor.Kick: Later(
+        lambda broker, request, _: broker.consumers.kick(request.topic, request.group, request.consumer),
+        needs=group("alter"), audited=True),
+    m.DeleteGroup: Later(lambda broker, request, _: broker.groups.delete(request.topic, request.group),
+        needs=group("delete"), audited=True),
+    # Dead letters
+    m.Resend: Later(lambda broker, request, _: broker.dead_letters.resend(request), needs=group("alter"), audited=True),
+    m.ReviseDead: Later(lambda broker, request, _: broker.dead_letters.revise(request), needs=permissions.revise,
+        audited=True),
+    m.PurgeDead: Later(lambda broker, request, _: broker.dead_letters.purge(request), needs=group("delete"),
+        audited=True),
+    # Delayed messages
+    m.ListDelayed: Later(lambda broker, request, session: broker.delayed.list(request, session.sight()),
+        needs=permissions.delayed, scope=HERE_OR_TOPIC, filter=permissions.keys_seen, reads=LISTS),
+    m.CancelDelayed: Later(lambda broker, request, _: broker.delayed.cancel(request), needs=permissions.undelay,
+        audited=True),
+    m.MoveDelayed: Later(lambda broker, request, _: broker.delayed.move(request), needs=permissions.undelay,
+        audited=True),
+    # Looking around
+    m.Browse: Later(lambda broker, request, _: broker.browsing.browse(request), needs=permissions.browse,
+        reads=LOOKUPS),
+    m.Find: Later(lambda broker, request, _: broker.browsing.find(request), needs=topic("consume"), reads=LOOKUPS),
+    m.Locate: Later(lambda broker, request, _: broker.browsing.locate(request), needs=topic("describe")),
+    m.Trace: Later(lambda broker, request, _: broker.browsing.trace(request), needs=group("describe"), reads=LISTS),
+    scan.Scan: Later(lambda broker, request, _: broker.scanning.scan(request), needs=permissions.stream("consume"),
+        reads=LOOKUPS),
+    scan.Survey: Later(lambda broker, request, session: broker.scanning.survey(request, session.sight()),
+        needs=permissions.survey, scope=HERE_OR_TOPIC, reads=LISTS),
+    scan.LocateIn: Later(lambda broker, request, _: broker.scanning.locate_in(request),
+        needs=permissions.stream("describe")),
+    # Monitoring
+    m.Stat: Later(_stat, needs=cluster("describe"), scope=HERE, reads=LISTS),
+    access.Measure: Later(lambda broker, request, _: broker.measure(request),
+        needs=permissions.topic_or_cluster("describe"), scope=HERE_OR_TOPIC, filter=permissions.figures_seen,
+        reads=LISTS),
+    monitor.ListPage: Later(lambda broker, request, session: broker.outlook.surveyor.survey(request, session.sight()),
+        needs=permissions.page, scope=HERE_OR_TOPIC, reads=LISTS),
+    monitor.Pulse: Later(lambda broker, request, _: broker.outlook.surveyor.pulse(request, broker.stat),
+        needs=permissions.pulse, scope=HERE_OR_TOPIC, reads=LISTS),
+    monitor.Storage: Later(lambda broker, _, __: broker.outlook.storage(), needs=cluster("describe"), scope=HERE,
+        reads=LISTS),
+    monitor.ListAlarms: Later(lambda broker, _, session: broker.outlook.alarms.told(session.sight()),
+        needs=cluster("describe"), scope=HERE, reads=LISTS),
+    monitor.PutAlarm: Later(lambda broker, request, session: broker.outlook.alarms.put(request.rule, session.sight()),
+        needs=cluster("alter"), scope=HERE, audited=True, target=lambda request: f"alarm {request.rule.name}"),
+    monitor.DropAlarm: Later(lambda broker, request, session: broker.outlook.alarms.drop(request.name, session.sight()),
+        needs=cluster("alter"), scope=HERE, audited=True, target=_alarm),
+    monitor.SilenceAlarm: Later(
+        lambda broker, request, session: broker.outlook.alarms.silence(
+            request.name, request.until_us, request.reason, session.sight()
+        ),
+        needs=cluster("alter"),
+        scope=HERE,
+        audited=True,
+        target=_silence,
     ),
-    TestAlarm.kind: lambda broker, request, may: _simply(broker.outlook.alarms.test(request.name, may)),
-}
-"""Lists that end somewhere, and sums: of what there is, those who ask get to see what they may describe. Alarm rules
-are made for that as well."""
-
-
-READS = frozenset(
-    {
-        Browse.kind,
-        Find.kind,
-        Scan.kind,
-        Survey.kind,
-        ListPage.kind,
-        Measure.kind,
-        Pulse.kind,
-        Trace.kind,
-        ListDelayed.kind,
-        ListTransactions.kind,
-        Storage.kind,
-        ListAlarms.kind,
-        ListTopics.kind,
-        ListGroups.kind,
-        Stat.kind,
-        *READING,
-    }
-)
-"""Of all these, and of those about accounts, the ones that only read and may have long answers."""
-
-
-async def later(broker: Broker, request: Request, guard: Guard | None) -> tuple[Answer, Buffers]:
-    """The answer, when the work is done, and the frames that go behind it."""
-    buffers: Buffers = ()
-    if request.kind in SEEN:
-        answer = await SEEN[request.kind](broker, request, guard.sight() if guard is not None else None)
-    else:
-        answer, buffers = await LATER[request.kind](broker, request)
-    return answer if guard is None else guard.filter(request.kind, answer), buffers
+    monitor.TestAlarm: Later(lambda broker, request, session: broker.outlook.alarms.test(request.name, session.sight()),
+        needs=cluster("alter"), scope=HERE, audited=True, target=_alarm),
+    monitor.AskAlarmBook: AtOnce(lambda broker, request, _: broker.outlook.alarms.told_to_others(request),
+        needs=cluster("admin"), scope=HERE),  # it shows webhooks whole
+    # The cluster
+    clusters.Meet: AtOnce(_meet, needs=cluster("admin"), scope=HERE),
+    clusters.ListBrokers: Later(_list_brokers, needs=anyone, scope=HERE, filter=permissions.brokers_seen),
+    clusters.ForgetBroker: Later(_forget, needs=cluster("admin"), scope=HERE, audited=True,
+        target=lambda request: f"broker {request.id}"),
+    clusters.ListClients: AtOnce(lambda broker, request, _: clusters.Clients(broker.registry.clients(request)),
+        needs=permissions.clients, scope=HERE, filter=permissions.consumers_seen),
+    clusters.CloseConnection: Later(_close_connection, needs=cluster("admin"), scope=HERE, audited=True,
+        target=lambda request: f"connection {request.address}"),
+    backup.BeginBackup: Later(lambda broker, _, __: broker.begin_backup(), needs=cluster("admin"), scope=HERE,
+        audited=True),
+    backup.HoldBackup: Later(lambda broker, request, _: broker.backups.hold(request), needs=cluster("admin"),
+        scope=HERE),
+    # Access
+    access.ListUsers: Later(_listed(accounts.list_users), needs=cluster("admin"), scope=HERE, reads=LISTS),
+    # one's own password; all else asks for admin, see `accounts`
+    access.PutUser: Later(lambda _, request, session: accounts.put_user(session.access, session.guard, request),
+        needs=anyone, scope=HERE, audited=True, target=_user),
+    access.DeleteUser: Later(_changed(accounts.delete_user), needs=cluster("admin"), scope=HERE, audited=True,
+        target=_user),
+    access.ListTokens: Later(_listed(accounts.list_tokens), needs=anyone, scope=HERE, reads=LISTS),  # one's own
+    # of one's own user
+    access.CreateToken: Later(_changed(accounts.create_token), needs=anyone, scope=HERE, audited=True, target=_token),
+    # of one's own user
+    access.RevokeToken: Later(_changed(accounts.revoke_token), needs=anyone, scope=HERE, audited=True, target=_token),
+    access.ListRules: Later(_listed(accounts.list_rules), needs=cluster("admin"), scope=HERE, reads=LISTS),
+    access.AddRule: Later(_changed(accounts.add_rule), needs=cluster("admin"), scope=HERE, audited=True, target=_rule),
+    access.DropRule: Later(_changed(accounts.drop_rule), needs=cluster("admin"), scope=HERE, audited=True,
+        target=lambda request: f"rule {request.id}"),
+    access.ListAudit: Later(_listed(accounts.list_audit), needs=cluster("admin"), scope=HERE, reads=LISTS),
+}  # fmt: skip

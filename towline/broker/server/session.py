@@ -1,6 +1,6 @@
-"""One client and its requests: who it is, what it may, what runs for it, which consumers it has.
+"""One client: its principal, its running requests, its consumers.
 
-What a client can occupy is bounded: `max_pending_bytes` of frames not yet durable, its share of answers not taken,
+A client's resources are bounded: `max_pending_bytes` of frames not yet durable, its share of unread answers,
 `RUNNING_MAX` requests, and one pull for each of `SUBSCRIPTIONS_MAX` subscriptions (`subscriptions.py`).
 """
 
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from towline.broker.access.accounts import ACCOUNTS, carry_out
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
-from towline.broker.access.permissions import AUDITED, target_of
-from towline.broker.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
+from towline.broker.access.rules import May
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import PrefixSubscription
@@ -28,13 +24,11 @@ from towline.broker.server.connection import (
     HOLD_PENDING,
     HOLD_QUOTA,
     HOLD_RUNNING,
-    Buffers,
     Connection,
     ServerState,
     State,
 )
 from towline.broker.server.pulls import Pulls
-from towline.broker.server.requests import NOW, READS, later
 from towline.broker.server.subscriptions import Subscriptions, View
 from towline.broker.server.tls import identities_of
 from towline.errors import (
@@ -51,7 +45,8 @@ from towline.errors import (
     WrongShard,
 )
 from towline.model import Durability, is_pattern
-from towline.protocol.cluster import ClientState, HandBack, ListBrokers
+from towline.protocol.base import HEAD_ROOM
+from towline.protocol.cluster import ClientState
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
 from towline.protocol.messages import (
     VERSION,
@@ -60,11 +55,8 @@ from towline.protocol.messages import (
     Attach,
     Attached,
     Beat,
-    Browse,
     Detach,
-    Done,
     Failed,
-    Find,
     Hello,
     Pull,
     Request,
@@ -72,17 +64,16 @@ from towline.protocol.messages import (
     Settle,
     Welcome,
 )
-from towline.protocol.publications import Publish, Stage, Unstage
-from towline.protocol.scan import Scan
-from towline.protocol.transactions import AwaitChecks, Decide, Prepare
+from towline.protocol.transactions import AwaitChecks
 from towline.version import __version__
+
+if TYPE_CHECKING:
+    from towline.broker.server.requests import AnyRow
 
 __all__ = ["RUNNING_MAX", "Session"]
 
 log = logging.getLogger("towline.server")
 
-HEAD_MAX_BYTES = 64 << 10
-"""What a request may have on top of the largest frame."""
 RUNNING_MAX = 1_000
 REFUSAL_DELAY_S = 0.25
 """Guessing secrets is slow, and a refusal takes as long whatever was wrong."""
@@ -91,16 +82,18 @@ _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1
 
 
 class Session(Connection):
-    def __init__(self, line: ServerState, broker: Broker, access: Access) -> None:
-        super().__init__(line)
+    def __init__(
+        self, server: ServerState, broker: Broker, access: Access, table: Mapping[type[Request], AnyRow]
+    ) -> None:
+        super().__init__(server)
+        self._table = table
         self._broker = broker
-        """Of the request that is taken just now: where there are several realms, each has its own."""
         self._realms = broker.realms
-        self._access = access
-        self._guard: Guard | None = None
-        """With security: asked before everything. Without it, None."""
-        self._name = ""
-        self._token = b""
+        self.access = access
+        self.guard: Guard | None = None
+        """With security: checks everything. Without it, None."""
+        self.name = ""
+        self.token = b""
         self._login: asyncio.Task[None] | None = None
         self._software = ""
         self._opened_s = self._seen_s = self._loop.time()
@@ -108,7 +101,8 @@ class Session(Connection):
         self._sending = 0
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waits_for_news = False
+        self.waits_for_news = False
+        """One of its requests is answered when there is something new about the brokers."""
         self._members = Subscriptions()
         self._pulls = Pulls(self._loop, self._settings.max_pending_bytes)
         self._awaiting: asyncio.Task[None] | None = None
@@ -124,13 +118,13 @@ class Session(Connection):
         more = len(self._members) - len(some)
         if more:
             some.append(f"and {more} more")
-        return ", ".join(some) or f"client {self._name or self._software}"
+        return ", ".join(some) or f"client {self.name or self._software}"
 
     def describe(self) -> list[ClientState]:
-        """Who this is, for the registry: one for each consumer, or one for the connection."""
+        """The client's states for the membership: one for each consumer, or one for the connection."""
         now_s = self._loop.time()
         role = "broker" if self._software == "broker" else "producer" if self._sends else "client"
-        open_s, silent_s, token = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3), self._token.decode()
+        open_s, silent_s, token = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3), self.token.decode()
         about = ClientState(self.peer.address, role, token, self._software, open_s, silent_s, self._sends)
         return [member.describe(about) for member in self._members.values()] or [about]
 
@@ -140,8 +134,8 @@ class Session(Connection):
             member.broker.consumers.beat(member)
 
     def gone(self) -> None:
-        # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
-        # else was asked for, and is carried out.
+        # Only pulls are broken off, and waits for checks: nobody is there to take the messages, or to answer. All else
+        # was asked for, and is carried out.
         self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
@@ -150,12 +144,12 @@ class Session(Connection):
         self._members.clear()
         if self._login is not None:
             self._login.cancel()
-        if self._guard is not None:
-            self._access.watchers.discard(self._recheck)
-            self._guard.leave()
-            self._guard = None
+        if self.guard is not None:
+            self.access.watchers.discard(self._recheck)
+            self.guard.leave()
+            self.guard = None
 
-    # Opening
+    # Hello
 
     def _welcome(self, envelope: Envelope) -> None:
         number = envelope.number
@@ -172,23 +166,23 @@ class Session(Connection):
             self.end(error, number)
             return
         try:
-            identities = identities_of(self._transport) if self._access.book is not None else ()
-            principal = self._access.admit_at_once(request.token, request.secret, identities)
+            identities = identities_of(self._transport) if self.access.book is not None else ()
+            principal = self.access.admit_at_once(request.token, request.secret, identities)
             if principal is not None:
                 self._open(number, request, principal)
                 return
         except (Refused, TooMany) as error:
             self._turn_away(number, request, error)
             return
-        # It takes a while, in a thread; nothing else is taken from this client meanwhile.
+        # It takes a while, in a thread; no other request of this client is taken meanwhile.
         self.hold(HOLD_LOGIN)
         work = self._log_in(
-            number, request, self._access.admit_user(request.token, request.secret, self._origin(request))
+            number, request, self.access.admit_user(request.token, request.secret, self._origin(request))
         )
         self._login = self._loop.create_task(work)
 
     def _origin(self, request: Hello) -> str:
-        return self._access.passwords.origin(self.peer.origin, request.caller)
+        return self.access.passwords.origin(self.peer.origin, request.caller)
 
     async def _log_in(self, number: int, request: Hello, verdict: Awaitable[Principal]) -> None:
         try:
@@ -200,29 +194,29 @@ class Session(Connection):
 
     def _turn_away(self, number: int, request: Hello, error: TowlineError) -> None:
         self.log_rarely(logging.WARNING, "login as %r refused", request.token)
-        if self._access.audit is not None:
-            self._access.audit.note(request.token, self.peer.address, "login", "", "refused", str(error))
+        if self.access.audit is not None:
+            self.access.audit.note(request.token, self.peer.address, "login", "", "refused", str(error))
         self.end(error, number, delay_s=REFUSAL_DELAY_S)
 
     def _open(self, number: int, request: Hello, principal: Principal) -> None:
-        if self._access.book is not None:
-            view = View(self._broker, self._members, principal.name.encode())
-            self._guard = Guard(
-                self._access,
+        if self.access.book is not None:
+            self.guard = Guard(
+                self.access,
                 principal,
-                view,
-                self.peer.address,
-                self._members.in_flight,
+                self._table,
+                View(self._broker, self._members, principal.name.encode()),
+                address=self.peer.address,
+                holds=self._members.in_flight,
                 origin=self._origin(request),
             )
-            self._access.watchers.add(self._recheck)
-            if principal.kind != "token" and self._access.audit is not None:
-                self._access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
+            self.access.watchers.add(self._recheck)
+            if principal.kind != "token" and self.access.audit is not None:
+                self.access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
         settings = self._settings
-        self._name = principal.name
-        self._token = principal.name.encode()  # of a certificate it is its user, whatever the client has said
+        self.name = principal.name
+        self.token = principal.name.encode()  # of a certificate it is its user, whatever name the client gave
         self._software = request.software
-        self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
+        self._decoder.limit = settings.max_frame_bytes + HEAD_ROOM
         self.state = State.OPEN
         self.version = min(VERSION, request.version_max)
         welcome = Welcome(
@@ -230,17 +224,17 @@ class Session(Connection):
         )
         self.answer(number, welcome)
 
-    # Staying
+    # Permissions
 
     def sweep(self, now_s: float) -> None:
         super().sweep(now_s)
-        guard = self._guard
-        if guard is not None and guard.principal.expires_at_us and not self._access.is_valid(guard.principal):
+        guard = self.guard
+        if guard is not None and guard.principal.expires_at_us and not self.access.is_valid(guard.principal):
             self.end(NotLetIn(f"token {guard.principal.name} has expired: make another one, or rotate it in time"))
 
     def _recheck(self) -> None:
         """The rules have changed: what is not allowed any more ends now."""
-        guard = self._guard
+        guard = self.guard
         if guard is None or self.state is not State.OPEN:
             return
         if not guard.renew():
@@ -262,7 +256,7 @@ class Session(Connection):
             self._start_leaving(one)
 
     def _release_pulls(self) -> None:
-        """Ending waits for what runs; a pull that only waits for messages is not worth it."""
+        """The end waits for running requests; a pull that only waits for messages is not worth it."""
         self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
@@ -277,7 +271,7 @@ class Session(Connection):
 
     async def _leave(self, member: Member | PrefixSubscription) -> None:
         try:
-            await member.broker.detach(member)
+            await member.broker.consumers.detach(member)
         except TowlineError as error:
             log.warning("%s: %s", self.peer.address, error)
 
@@ -287,101 +281,91 @@ class Session(Connection):
         if self.state is not State.OPEN:
             self._welcome(envelope)
             return
-        number, kind, attachments = envelope.number, envelope.kind, envelope.attachments
+        frames = envelope.attachments
+        broker = self._broker
         try:
             request = decode_request(envelope)
-            guard = self._guard
-            if self._realms is not None:  # first: rights depend on what is there, which its owner knows
-                self._broker = self._realms.choose(request, self._members)
+            row = self._table[type(request)]
+            guard, realms = self.guard, self._realms
+            if realms is not None:  # first: permissions depend on what exists, which its owner knows
+                broker = realms.choose(request, row.scope, self._members)
             if guard is not None:
                 guard.check(request)
-            if self._realms is not None and self.put_off(envelope, self._realms.look_first(request, self._broker)):
+            if realms is not None and row.makes_topics and self.put_off(envelope, realms.look_first(request, broker)):
                 return
-            if guard is not None and attachments and guard.meter.quota.bytes_per_s:
-                self.pay(guard, len(attachments))
-            if isinstance(request, Send):
-                self._send(number, request, attachments)
-                return
-            if isinstance(request, Prepare | Stage):
-                self._keep(number, request, attachments)
-                return
-            if isinstance(request, HandBack):
-                work = self._broker.hand_back(request, attachments, token=self._token)
-                self._expect(number, len(attachments), self._loop.create_task(work))
-                return
-            if attachments:
-                raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
-            if kind in NOW:
-                answer = self._still_held(request) or NOW[kind](self._broker, request)
-                self.answer(number, answer if guard is None else guard.filter(kind, answer))
-            elif isinstance(request, Pull):
-                self._pulls.start(self, number, self._members.numbered(request.subscription), request, guard)
-            elif isinstance(request, AwaitChecks):
-                self._await_checks(number, request)
-            else:
-                self._start(number, request)
+            if frames:
+                if guard is not None and guard.meter.quota.bytes_per_s:
+                    self.pay(guard, len(frames))
+                if not row.has_frames:
+                    raise BadRequest(
+                        f"nothing goes behind a request of kind {envelope.kind}, but {len(frames)} bytes follow"
+                    )
+            row.begin(self, broker, envelope.number, request, frames)
         except WrongShard as error:
-            self._wrong_shard(envelope, error)
+            self._wrong_shard(envelope, broker, error)
         except Exception as error:
-            self.fail(number, error, kind)
+            self.fail(envelope.number, error, envelope.kind)
 
-    def _still_held(self, request: Request) -> Answer | None:
-        """For a beat that asks for it: what its consumer still holds."""
-        if not isinstance(request, Beat) or not request.subscription:
-            return None
-        member = self._members.numbered(request.subscription)
-        held: Answer = member.broker.consumers.held(member, request.holding)
-        return held
-
-    def _wrong_shard(self, envelope: Envelope, error: WrongShard) -> None:
-        """Before it is said, other brokers are asked for the topics that are not known here."""
+    def _wrong_shard(self, envelope: Envelope, broker: Broker, error: WrongShard) -> None:
+        """Before the refusal, other brokers are asked for topics that are not known here."""
         request: Any = decode_request(envelope)
-        if not self.put_off(envelope, self._broker.topics.look_first(request.frames)):
+        if not self.put_off(envelope, broker.topics.look_first(request.frames)):
             self.fail(envelope.number, error, envelope.kind)
 
     def pay(self, guard: Guard, size: int) -> None:
-        """Count bytes against the quota; beyond it nothing is read from this client for a while."""
+        """Count bytes against the quota; beyond it this client is not read for a while."""
         wait_s = guard.meter.take(size, self._loop.time())
         if wait_s > 0:
             self.hold(HOLD_QUOTA)
             self._loop.call_later(wait_s, self.release, HOLD_QUOTA)
 
-    def _send(self, number: int, request: Send, attachments: memoryview) -> None:
+    @property
+    def sender(self) -> dict[str, bytes]:
+        """Who sends what comes on this connection."""
+        return {"source": self.peer.source, "token": self.token}
+
+    def sight(self) -> May | None:
+        """What may be seen here of long lists: None is all of it."""
+        return None if self.guard is None else self.guard.sight()
+
+    def note(self, what: str, target: str, outcome: str) -> None:
+        """Tell the audit log, if there is one."""
+        if self.access.audit is not None:
+            self.access.audit.note(self.name, self.peer.address, what, target, outcome)
+
+    def send(self, broker: Broker, number: int, request: Send, attachments: memoryview) -> None:
         heads = request.frames
         self._sends += 1
-        self._broker.expect_shards(heads)
+        broker.topics.expect_all(heads)
         if len(heads) == 1 and heads[0].length == len(attachments):
             unit = [(heads[0].topic, heads[0].lane, attachments)]
         else:
             frames = split_attachments(attachments, [head.length for head in heads])
             unit = [(head.topic, head.lane, frame) for head, frame in zip(heads, frames, strict=True)]
-        future = self._broker.send(unit, _DURABILITY[request.durability], source=self.peer.source, token=self._token)
+        future = broker.send(unit, _DURABILITY[request.durability], source=self.peer.source, token=self.token)
         if future.done():
             self._answer_send(number, future)
             return
         self._expect(number, len(attachments), future)
 
-    def _keep(self, number: int, request: Prepare | Stage, attachments: memoryview) -> None:
-        self._broker.expect_shards(request.frames)
-        frames = split_attachments(attachments, [head.length for head in request.frames])
-        keep: Any = self._broker.transactions.prepare if isinstance(request, Prepare) else self._broker.staging.stage
-        work = keep(request, frames, source=self.peer.source, token=self._token)
-        self._expect(number, len(attachments), self._loop.create_task(work))
+    def expect(self, number: int, size: int, work: Coroutine[Any, Any, Answer]) -> None:
+        """Answer a request that came with so many bytes, when they are stored."""
+        self._expect(number, size, self._loop.create_task(work))
 
     def _expect(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
-        """Answer when it is done; until then its frames count as pending."""
+        """Until it is done, its frames count as pending."""
         self._sending += 1
         self._pending_bytes += size
         if self._pending_bytes > self._settings.max_pending_bytes:
             self.hold(HOLD_PENDING)
-        self._line.press(self, size)
+        self.server.press(self, size)
         future.add_done_callback(partial(self._sent, number, size))
 
     def _sent(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
         self._sending -= 1
         self._answer_send(number, future)
         self._pending_bytes -= size
-        self._line.relieve(size)
+        self.server.relieve(size)
         if self._pending_bytes * 2 <= self._settings.max_pending_bytes:
             self.release(HOLD_PENDING)
         self.finish()
@@ -397,85 +381,24 @@ class Session(Connection):
             # Sends become durable in groups: if others are under way, some of them are done in this moment, too.
             self.answer(number, future.result(), more=self._sending > 0)
 
-    def _start(self, number: int, request: Request) -> None:
-        """Begin a request that takes its time."""
-        task = self._loop.create_task(self._run(number, request, self._broker))
+    @property
+    def running(self) -> int:
+        """How many requests that take their time are under way."""
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin a request that takes its time; it answers for itself."""
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         if len(self._tasks) >= RUNNING_MAX:
             self.hold(HOLD_RUNNING)
         task.add_done_callback(self._ran)
-
-    async def _run(self, number: int, request: Request, broker: Broker) -> None:
-        outcome = "done"
-        try:
-            if isinstance(request, ListBrokers):
-                answer, buffers = await self._list_brokers(request, broker)
-            else:
-                carry_out = self._look_up if request.kind in READS else self._carry_out
-                answer, buffers = await carry_out(request, broker)
-            self.answer(number, answer, buffers, more=len(self._tasks) > 1)
-        except Exception as error:
-            outcome = error.code if isinstance(error, TowlineError) else TowlineError.code
-            self.fail(number, error, request.kind)
-        if request.kind in AUDITED and self._access.audit is not None and not getattr(request, "dry_run", False):
-            self._access.audit.note(self._name, self.peer.address, type(request).__name__, target_of(request), outcome)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if len(self._tasks) * 2 <= RUNNING_MAX:
             self.release(HOLD_RUNNING)
         self.finish()
-
-    async def _carry_out(self, request: Request, broker: Broker) -> tuple[Answer, Buffers]:
-        match request:
-            case Settle():
-                return await broker.settle(self._members.numbered(request.subscription), request.acts), ()
-            case Attach():
-                return await self._attach(request, broker), ()
-            case Detach():
-                member = self._members.numbered(request.subscription)
-                del self._members[request.subscription]
-                await member.broker.detach(member)
-                return Done(), ()
-            case Decide():
-                return await broker.transactions.decide(request, token=self._token), ()
-            case Publish():
-                return await broker.staging.publish(request, token=self._token), ()
-            case Unstage():
-                await broker.staging.unstage(request, token=self._token)
-                return Done(), ()
-            case Hello():
-                raise BadRequest("Hello was said already")
-        if request.kind in ACCOUNTS:
-            return await carry_out(self._access, self._guard, request, self._name), ()
-        return await later(broker, request, self._guard)
-
-    async def _list_brokers(self, request: ListBrokers, broker: Broker) -> tuple[Answer, Buffers]:
-        """One such request of a connection may wait for news; while it does, others are answered at once."""
-        if self._waits_for_news or not request.wait_ms:
-            return await later(broker, msgspec.structs.replace(request, wait_ms=0), self._guard)
-        self._waits_for_news = True
-        try:
-            return await later(broker, request, self._guard)
-        finally:
-            self._waits_for_news = False
-
-    async def _look_up(self, request: Request, broker: Broker) -> tuple[Answer, Buffers]:
-        """The answer to a request that only reads, as soon as there is room for it."""
-        size, kind = ANSWER_BYTES, LISTS
-        if isinstance(request, Browse | Find | Scan):
-            size, kind = request.max_bytes, LOOKUPS
-        room = self.share.set_aside(size, kind) or await self.share.wait(size, kind)
-        if isinstance(request, Browse | Find | Scan):
-            request = msgspec.structs.replace(request, max_bytes=min(room, request.max_bytes))
-        kept = 0
-        try:
-            answer, buffers = await self._carry_out(request, broker)
-            kept = sum(map(len, buffers))
-            return answer, buffers
-        finally:
-            self.share.read(room, kept, kind)
-            self.share.free(kept)  # it is written in this very moment, and counts as unread then
 
     def fail(self, number: int, error: BaseException, kind: int) -> None:
         if isinstance(error, OwnershipLost):
@@ -489,14 +412,33 @@ class Session(Connection):
 
     # Consumers
 
-    async def _attach(self, request: Attach, broker: Broker) -> Attached:
+    def subscribed(self, request: Beat | Pull | Settle | Detach) -> Member | PrefixSubscription:
+        return self._members.numbered(request.subscription)
+
+    def held(self, request: Beat) -> Answer | None:
+        """For a beat that asks for it: what its consumer still holds."""
+        if not request.subscription:
+            return None
+        member = self.subscribed(request)
+        held: Answer = member.broker.consumers.held(member, request.holding)
+        return held
+
+    def pull(self, broker: Broker, number: int, request: Pull, _: memoryview) -> None:
+        self._pulls.start(self, number, self.subscribed(request), request, self.guard)
+
+    async def detach(self, request: Detach) -> None:
+        member = self.subscribed(request)
+        del self._members[request.subscription]
+        await member.broker.consumers.detach(member)
+
+    async def attach(self, broker: Broker, request: Attach) -> Attached:
         self._members.check_room()
         member: Member | PrefixSubscription
         if is_pattern(request.topic):
-            member = await broker.fan(request, address=self.peer.address, may=self._may_consume)
+            member = await broker.consumers.fan(request, address=self.peer.address, may=self._may_consume)
             member.broker = broker
         else:
-            member = await broker.attach(request, address=self.peer.address)
+            member = await broker.consumers.attach(request, address=self.peer.address)
         if self.state is State.CLOSED:
             broker.consumers.disconnected(member)
             raise Unavailable("the connection is gone")
@@ -504,18 +446,18 @@ class Session(Connection):
         return Attached(number, member.held, member.config, member.shards, member.take_news(), places)
 
     def _may_consume(self, topic: str) -> bool:
-        return self._guard is None or self._guard.may("consume", "topic", topic)
+        return self.guard is None or self.guard.may("consume", "topic", topic)
 
-    # Producers that can be asked
+    # Checks of transactions
 
-    def _await_checks(self, number: int, request: AwaitChecks) -> None:
+    def await_checks(self, broker: Broker, number: int, request: AwaitChecks, _: memoryview) -> None:
         if self._awaiting is not None:
             raise Conflict("this connection waits to be asked already: once at a time")
-        self._awaiting = self._loop.create_task(self._run_await(number, request, self._broker))
+        self._awaiting = self._loop.create_task(self._run_await(number, request, broker))
 
     async def _run_await(self, number: int, request: AwaitChecks, broker: Broker) -> None:
         try:
-            checks = await broker.transactions.asking.wait(request, token=self._token)
+            checks = await broker.transactions.asking.wait(request, token=self.token)
         except Exception as error:
             self._awaiting = None
             self.fail(number, error, request.kind)

@@ -1,4 +1,4 @@
-"""The subscriptions of a connection: its consumers by number, and what the table of permissions sees of them."""
+"""The subscriptions of a connection: its consumers by number, and the view of the connection for permissions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBSCRIPTIONS_MAX: Final = 1_000
 
 
 class Subscriptions(dict[int, Member | PrefixSubscription]):
-    """They are numbered from 1 on, and no number is given twice."""
+    """Subscriptions are numbered from 1 on, and no number is given twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Subscriptions(dict[int, Member | PrefixSubscription]):
 
 
 class View:
-    """What the table of permissions sees of a connection."""
+    """A connection as the table of permissions sees it."""
 
     def __init__(self, broker: Broker, members: Mapping[int, Member | PrefixSubscription], token: bytes) -> None:
         self._members = members

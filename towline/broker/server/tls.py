@@ -1,4 +1,4 @@
-"""TLS: the broker's certificate, and whom a client's certificate names."""
+"""TLS: the broker's certificate, and the identities in a client's certificate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["identities_of", "tls_context", "tls_of"]
 
 
 def tls_of(settings: BrokerSettings) -> ssl.SSLContext | None:
-    """The context that the settings ask for; None without TLS."""
+    """The context of the settings; None without TLS."""
     context = tls_context(settings.tls_cert, settings.tls_key)
     if not settings.tls_client_ca:
         return context
@@ -61,7 +61,7 @@ def _no_password() -> str:
 
 
 def identities_of(transport: asyncio.BaseTransport) -> list[str]:
-    """What the client's certificate, which was verified, says about it. Each is compared whole, never in parts."""
+    """The identities in the client's certificate, which was verified. Each is compared whole, never in parts."""
     connection: Any = transport.get_extra_info("ssl_object")
     certificate = connection.getpeercert() if connection is not None else None
     if not certificate:
@@ -72,6 +72,6 @@ def identities_of(transport: asyncio.BaseTransport) -> list[str]:
         f"{kind.lower()}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")
     ]
     names = [value for parts in certificate.get("subject", ()) for kind, value in parts if kind == "commonName"]
-    if len(names) == 1:  # with several it would be a matter of opinion
+    if len(names) == 1:  # with several it would be ambiguous
         found.append(f"cn:{names[0]}")
     return found

@@ -1,19 +1,20 @@
 """Topics and groups by name. A change is appended to a stream of the store, and is as durable as its record.
 
-`topics.json` and `subscriptionGroup.json` hold all of them for people. They are written behind, now and then; each says
-up to which change it goes, and a start replays those that follow.
+`topics.json` and `subscriptionGroup.json` hold all of them for people. They are written behind, now and then; each
+names the last change that it holds, and a start replays those that follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from towline.broker.journal import replayed
 from towline.clock import Clock, TimeSlice, in_slices
 from towline.delivery.catalog_changes import (
     GROUP_CHANGES,
@@ -29,48 +30,42 @@ from towline.delivery.catalog_changes import (
     follow,
 )
 from towline.errors import DiskFull, QueueFull
-from towline.format import not_understood
-from towline.frame import Frame, encode_events
-from towline.frame.decode import understood
-from towline.model import Durability, GroupConfig, TopicConfig
-from towline.store import Append, Appended, Chunk, Store
+from towline.frame import encode_events
+from towline.model import GROUPS_FILE, TOPICS_FILE, Durability, GroupConfig, TopicConfig
+from towline.store import Append, Appended, Lost, Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
 __all__ = ["TEMPLATE", "WRITE_S", "Catalog"]
 
 log = logging.getLogger("towline.broker")
 
-TOPICS: Final = "topics.json"
-GROUPS: Final = "subscriptionGroup.json"
 
 TEMPLATE: Final = TopicConfig("template")
-"""What the template says before anyone has changed it. Its name means nothing: it stands apart from the topics."""
+"""The template before any change. Its name means nothing: it stands apart from the topics."""
 
-READ_BYTES: Final = 8 << 20
-READ_COUNT: Final = 2_000
 UNIT_MAX: Final = 1_000
 """Changes that are appended together."""
 WRITE_S: Final = 1.0
-"""The pause between two times that the documents are written, at least, ..."""
+"""The least pause between two writes of the documents, ..."""
 WRITE_SHARE: Final = 20
-"""... and so many times as long as it took: large ones are not written all the time."""
+"""... and as a multiple of the time that it took: large ones are not written all the time."""
 
 
 class _Topics(msgspec.Struct):
     version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     position: int | None = None
-    """The first change that it does not know, in `catalog/topics`. Without one it has all there is: a broker of a
-    version before has written it, that knew of no changes."""
+    """The first change that it does not hold, in `catalog/topics`. Without one it is complete: a broker of a version
+    before has written it, that knew of no changes."""
     template: TopicConfig = TEMPLATE
     topics: list[TopicConfig] = []
     lines: list[str] = msgspec.field(name="businessLines", default_factory=list)
-    """Those that have a place in lists, in that order."""
+    """Business lines in the order of lists."""
 
 
 class _Groups(msgspec.Struct):
     version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     position: int | None = None
-    """The same, in `catalog/groups`."""
+    """The first change that it does not hold, in `catalog/groups`."""
     groups: list[GroupConfig] = []
 
 
@@ -79,33 +74,33 @@ _Key = tuple[str, ...]
 
 
 class Catalog:
-    """What exists. Changes are seen at once; `save` makes them durable, many changes in one append."""
+    """The catalog. Changes are seen at once; `save` makes them durable, many changes in one append."""
 
     def __init__(self, store: Store, clock: Clock, lines: Iterable[str] = ()) -> None:
         self._store = store
         self._clock = clock
         self._lines = list(lines)
-        self._topics = _Changes(store, TOPIC_CHANGES, ConfigFile(store, TOPICS, _Topics))
-        self._groups = _Changes(store, GROUP_CHANGES, ConfigFile(store, GROUPS, _Groups))
+        self._topics = _Changes(store, TOPIC_CHANGES, ConfigFile(store, TOPICS_FILE, _Topics))
+        self._groups = _Changes(store, GROUP_CHANGES, ConfigFile(store, GROUPS_FILE, _Groups))
         self._writing = asyncio.Lock()
         self._written_s = self._took_s = 0.0
         """When the documents were written last, and how long that took."""
         self.template = TEMPLATE
-        """The settings that a topic made upon the first send to it takes over."""
+        """The settings of a topic that is made by the first send to it."""
         self.topics: dict[str, TopicConfig] = {}
         self.groups: dict[tuple[str, str], GroupConfig] = {}
         self.dropped: set[tuple[str, str]] = set()
         """As loaded, groups that were deleted of late: their streams may be there still."""
         self.leaving: dict[tuple[str, str], int] = {}
-        """Groups that are deleted, until their streams are gone; and a change that is not behind the one which says so:
-        without that, a start would take what is left of them for groups that it does not know."""
+        """Deleted groups whose streams are not gone yet; and a change no later than the one that deletes them: without
+        that, a start would take the rest of their streams for groups that it does not know."""
         self.shards = 0
         """Of all topics."""
 
-    # Coming back
+    # Recovery
 
     async def load(self, part: TimeSlice) -> None:
-        """The documents, and what has changed since they were written."""
+        """The documents, and the changes since they were written."""
         topics = await self._topics.load(part) or _Topics()
         groups = await self._groups.load(part) or _Groups()
         self.template = topics.template
@@ -139,10 +134,10 @@ class Catalog:
         found = msgspec.json.decode(document, type=dict[str, msgspec.Raw]).get("template")  # not of all the topics
         return TEMPLATE if found is None else msgspec.json.decode(found, type=TopicConfig)
 
-    # Changing
+    # Changes
 
     def from_template(self, name: str) -> TopicConfig:
-        """The settings of a topic that nobody has made on purpose."""
+        """The settings of a topic that was not made by request."""
         return msgspec.structs.replace(self.template, name=name, created_at_us=self._clock.now_us())
 
     def put_template(self, config: TopicConfig) -> None:
@@ -166,15 +161,15 @@ class Catalog:
             self._groups.note(key, GroupPut(config), new=new)
 
     def drop_group(self, topic: str, group: str) -> None:
-        """Whoever has seen to it that its streams are gone takes it out of `leaving`."""
+        """The caller takes it out of `leaving`, once its streams are gone."""
         self.leaving[topic, group] = self._groups.end
         if not self.groups.pop((topic, group)).ephemeral:
             self._groups.note((topic, group), GroupDropped(topic, group))
 
-    # Making changes durable
+    # Durability
 
     def record_of(self, config: GroupConfig) -> list[Append]:
-        """The record of a new group, for whoever appends it in one unit with how the group begins."""
+        """The record of a new group, to be appended in one unit with the group's first events."""
         return [] if config.ephemeral else [self._groups.append_of([GroupPut(config)], self._clock.now_us())]
 
     def recorded(self, config: GroupConfig, appended: Appended) -> None:
@@ -185,7 +180,7 @@ class Catalog:
             self._groups.appended([key], appended.firsts[0])
 
     def append(self, durability: Durability) -> Appended:
-        """Append what has changed; the answer tells when that, and all before it, is durable."""
+        """Append the changes; the answer comes when these, and all before them, are durable."""
         for changes in (self._topics, self._groups):
             while unsaved := dict(islice(changes.unsaved.items(), UNIT_MAX)):
                 append = changes.append_of(list(unsaved.values()), self._clock.now_us())
@@ -193,7 +188,7 @@ class Catalog:
         return self._store.append([], durability)
 
     async def save(self) -> None:
-        """Return when all that has changed is durable."""
+        """Return when all changes are durable."""
         try:
             appended = self.append(Durability.FSYNC)
         except (QueueFull, DiskFull):
@@ -205,15 +200,15 @@ class Catalog:
             # Brokers of a version before know the documents only.
             await self.write()
 
-    # The documents
+    # Documents
 
     @property
     def is_behind(self) -> bool:
-        """Whether the documents do not say all that there is."""
+        """Whether the documents are not up to date."""
         return self._topics.is_behind or self._groups.is_behind
 
     async def renew(self) -> None:
-        """At a start: write what must not wait."""
+        """At a start: write documents that must not wait."""
         if self._topics.stale or self._groups.stale:
             await self.write()
 
@@ -224,7 +219,7 @@ class Catalog:
             await self.write()
 
     async def write(self) -> None:
-        """Write the documents that are behind, without holding up anybody."""
+        """Write the documents that are behind; others run in between."""
         async with self._writing:
             begun_s = self._clock.steady_s()
             if self._topics.is_behind:
@@ -246,12 +241,12 @@ class Catalog:
         configs: Sequence[msgspec.Struct],
         tail: Mapping[str, Any],
     ) -> None:
-        # From here on to the first await, nothing changes: this is the moment that the document speaks of.
+        # From here on to the first await, nothing changes: the document is as of this moment.
         version, noted, position = changes.version.next(self._clock.now_us()), dict(changes.unsaved), changes.end
         changes.stale = False
         try:
             document = await _document({"dataVersion": version, "position": position, **head}, name, configs, tail)
-            # It never speaks of a change that is not durable.
+            # It never holds a change that is not durable.
             await self._store.append([], Durability.FSYNC).done
             await changes.written(document, version, position, noted)
         except BaseException:
@@ -281,23 +276,23 @@ class _Changes(Generic[_Document]):
         self._file = file
         self.version = DataVersion()
         self.unsaved: dict[_Key, CatalogChange] = {}
-        """By what it concerns, the last change that is not in the stream yet."""
+        """By topic or group, the last change that is not in the stream yet."""
         self._unheard: set[_Key] = set()
-        """What of this the stream has never heard of."""
+        """Those of them that were never in the stream."""
         self.end = 0
         """The number of the next change."""
         self.stale = False
         """Whether the document is to be written though nothing has changed."""
         self._unfit = False
-        """Whether what is in the files does not go with the log, and both are to be written anew."""
+        """Whether the files do not match the log, and both are to be written anew."""
         self.position = 0
-        """What the document goes up to."""
+        """The position of the document."""
         self._before: int | None = None
-        """The same of the one before it, its `.bak`; not known until this broker has written that."""
+        """The position of the one before it, its `.bak`; not known until this broker has written that."""
         self.is_whole = True
-        """Whether the stream has all changes since the first of it."""
+        """Whether the stream has all changes since its first record."""
         self._quiet: int | None = None
-        """What the document went up to when it was tidied up last."""
+        """The position of the document when it was tidied up last."""
 
     @property
     def is_behind(self) -> bool:
@@ -327,33 +322,21 @@ class _Changes(Generic[_Document]):
         return found
 
     async def replay(self, part: TimeSlice) -> AsyncIterator[tuple[int, CatalogChange]]:
-        """The changes that there are, by number: what has changed since the document was written, and those before."""
-        at = self._store.bounds(self.stream).first
-        while at < self.end:
-            read = await self._store.read(self.stream, at, READ_COUNT, READ_BYTES)
-            for lost in read.lost:
-                self.is_whole = False
-                last = lost.first + lost.count - 1
-                if last >= self.position:
-                    log.error("%s: changes %d to %d are lost: %s", self.stream, lost.first, last, lost.reason)
-            for chunk in read.chunks:
-                for change in self._changes_of(chunk):
-                    yield change
-                    if part.over:
-                        await part.rest()
-            at = max(read.next, at + 1)
+        """The changes in the stream, by number: those since the document was written, and those before."""
+        async for number, change, _ in replayed(
+            self._store, self.stream, 0, decode_catalog_change, part, lost=self._miss
+        ):
+            yield number, change
 
-    def _changes_of(self, chunk: Chunk) -> Iterator[tuple[int, CatalogChange]]:
-        frame = understood(Frame(chunk.frame), self.stream, chunk.first)
-        for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
-            try:
-                yield number, decode_catalog_change(record)
-            except msgspec.MsgspecError as error:
-                raise not_understood(f"{self.stream}: record {number}", error) from None
+    def _miss(self, lost: Lost) -> None:
+        self.is_whole = False
+        last = lost.first + lost.count - 1
+        if last >= self.position:
+            log.error("%s: changes %d to %d are lost: %s", self.stream, lost.first, last, lost.reason)
 
     def note(self, key: _Key, change: CatalogChange, *, new: bool = False) -> None:
-        """Something has changed. What came and went before the stream heard of it leaves nothing behind there; a file
-        that is being written may have it."""
+        """A change was made. One that was undone before it was appended leaves nothing behind there; a file that is
+        being written may have it."""
         noted = self.unsaved.pop(key, None)
         if key in self._unheard and isinstance(change, TopicDropped | GroupDropped):
             self._unheard.discard(key)
@@ -368,7 +351,7 @@ class _Changes(Generic[_Document]):
         return Append(self.stream, encode_events(records, produced_at_us=now_us), len(records), control=True)
 
     def appended(self, keys: Sequence[_Key], first: int) -> None:
-        """The last changes of these have their place."""
+        """The last changes of these were appended."""
         self.end = first + len(keys)
         for key in keys:
             self.unsaved.pop(key, None)
@@ -377,7 +360,7 @@ class _Changes(Generic[_Document]):
     async def written(
         self, document: bytes, version: DataVersion, position: int, noted: Mapping[_Key, CatalogChange]
     ) -> None:
-        """Write the document; it has what was `noted` as well, though the stream has not."""
+        """Write the document; it holds what was `noted` as well, though the stream does not."""
         await self._file.replace(document)
         if self._unfit:
             await self._file.settle()
@@ -390,13 +373,13 @@ class _Changes(Generic[_Document]):
                 self._unheard.discard(key)
 
     async def tidy(self, most: int) -> None:
-        """Drop what no document needs, and is before this change."""
+        """Drop the changes that no document needs, and that are before this one."""
         first, end, _ = self._store.bounds(self.stream)
         quiet, self._quiet = self._quiet, self.position
         if first == end:
             return
         if quiet == self.position and self._before != quiet and not self.is_behind:
-            # What only the older document needs must not hold back retention for ever.
+            # The older document alone must not hold back retention for ever.
             await self._file.settle()
             self._before = quiet
         if first < (pin := min(self.pin, most)):

@@ -1,5 +1,5 @@
-"""Streams that topics and groups have left which are there no more: their names and next numbers are kept, so that no
-number is given twice when one is made anew. They take memory, so there is a limit to their number."""
+"""Streams of deleted topics and groups: their names and next numbers are kept, so that no number is given twice when
+one is made anew. They take memory, so their number is bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from towline.broker.topics.catalog import Catalog
 from towline.clock import in_slices
 from towline.errors import TooMany
 from towline.model import (
+    ARRIVED_STREAMS,
+    DEAD_STREAMS,
+    LANE_STREAMS,
     LANES,
+    OWN_STREAMS,
     PRIVATE,
     TopicConfig,
     arrived_stream,
@@ -26,7 +30,7 @@ from towline.store.spi import kind_of
 __all__ = ["GoneStreams", "may_forget", "streams_of_group", "streams_of_topic", "trim_group"]
 
 _NO_NAME: Final = "-/-/-"
-"""No stream is called so: its bounds are the floor of its kind."""
+"""No stream has this name: its bounds are the floor of its kind."""
 
 
 class GoneStreams:
@@ -41,24 +45,24 @@ class GoneStreams:
 
     async def recover(self) -> None:
         topics, groups = self._catalog.topics, self._catalog.groups
-        for kind in ("lane/", "arrived/"):
+        for kind in (LANE_STREAMS, ARRIVED_STREAMS):
             self._names.update(
                 [one async for one in in_slices(self._store.streams(kind)) if one.split("/")[1] not in topics]
             )
-        for kind in ("own/", "dead/"):
+        for kind in (OWN_STREAMS, DEAD_STREAMS):
             self._names.update(
                 [one async for one in in_slices(self._store.streams(kind)) if tuple(one.split("/")[1:3]) not in groups]
             )
 
     def left(self, streams: Iterable[str]) -> None:
-        """Whoever had these is gone."""
+        """The owner of these streams is gone."""
         self._names.update([stream for stream in streams if self._is_there(stream)])
 
     def _is_there(self, stream: str) -> bool:
         return self._store.bounds(stream).end != self._store.bounds(kind_of(stream) + _NO_NAME).end
 
     def check(self, streams: Iterable[str], what: str) -> None:
-        """Refuse to make whoever would have these, unless it was there before."""
+        """Refuse to make an owner of these streams, unless it was there before."""
         if len(self._names) >= self._most and self._names.isdisjoint(streams):
             raise TooMany(
                 f"{len(self._names)} streams of deleted topics and groups are remembered, so that no number is given "
@@ -67,7 +71,7 @@ class GoneStreams:
             )
 
     def taken(self, streams: Iterable[str]) -> None:
-        """Whoever has these is there now."""
+        """The owner of these streams exists now."""
         self._names.difference_update(streams)
 
     def figures(self) -> dict[str, Any]:
@@ -84,7 +88,7 @@ def streams_of_group(topic: str, group: str) -> list[str]:
 
 
 async def trim_group(store: Store, topic: str, group: str) -> None:
-    """Nothing is left of a group that was deleted. Its pull log goes last: it tells that this is not done yet."""
+    """The streams of a deleted group are trimmed. Its pull log goes last: it tells that this is not done yet."""
     owns = (own_stream(topic, group, lane) for lane in LANES)
     for stream in (dead_stream(topic, group), *owns, pull_stream(topic, group)):
         first, end, _ = store.bounds(stream)
@@ -93,7 +97,8 @@ async def trim_group(store: Store, topic: str, group: str) -> None:
 
 
 def may_forget(stream: str) -> bool:
-    """Whoever reads on from a number of before must be able to tell that it is another stream: of pull logs their first
-    event says so, and dead letters of a group may be looked for by their numbers."""
+    """Whether a stream may be forgotten. A reader that continues from an old number must be able to tell that it is
+    another stream: of pull logs their first event says so, and dead letters of a group may be looked for by their
+    numbers."""
     kind, _, group = stream.split("/")[:3]
     return kind == "pull" or (kind == "dead" and group.startswith(PRIVATE))

@@ -1,4 +1,4 @@
-"""The oldest messages that a group has not consumed, as they were found when somebody looked for them last."""
+"""The oldest unconsumed messages of a group, as of the last look."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Oldest", "look_for_oldest", "oldest_us"]
 
 
 class Oldest(NamedTuple):
-    """In a lane: the range of its frame, the stamp of that, and what tells in which era of the store it is."""
+    """In a lane: the range of its frame, the stamp of that, and its era of the store."""
 
     begin: int
     end: int
@@ -33,8 +33,8 @@ def oldest_us(known: Collection[Oldest], store: Store) -> int:
 
 
 async def look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> int:
-    """Learn when the oldest messages that are not consumed came in; how many frames were read for that. A frame that
-    was read before is not read again while it is the oldest."""
+    """Find when the oldest unconsumed messages came in; returns how many frames were read for that. A frame that was
+    read before is not read again while it is the oldest."""
     group, known, used = dispatcher.group, dispatcher.oldest, 0
     if dispatcher.outage is not None:
         return 0

@@ -1,4 +1,4 @@
-"""Ordered topics, as the broker sees them from outside: how many shards, and who got it wrong."""
+"""Checks for ordered topics: the number of shards, delayed and other messages in one frame."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def wrong_shard(topic: str, shards: int, reckoned: int) -> WrongShard:
 
 
 def refuse_mixed(topic: str, frame: Frame) -> None:
-    """A frame that has a delayed message goes to the schedule as a whole. What is not delayed must not: the next frame,
-    which goes straight to the shard, would overtake it."""
+    """A frame that has a delayed message goes to the schedule as a whole. Its other messages must not: the next frame,
+    which goes straight to the shard, would overtake them."""
     if frame.flags & DELIVER_AT and not all(frame.deliver_at_us() or ()):
         raise BadRequest(
             f"topic {topic} is ordered: messages that are delayed and messages that are not go in frames of their own"
@@ -27,7 +27,7 @@ def refuse_mixed(topic: str, frame: Frame) -> None:
 
 
 def shards_in(store: Store, topic: str) -> int:
-    """How many shards a topic must have had, of which only the messages are left; 0 if it was a shared one."""
+    """The number of shards of a topic of which only the messages are left; 0 if it was a shared one."""
     prefix = lane_stream(topic, "")
     numbers = [name.removeprefix(prefix) for name in store.streams(prefix)]
     return min(max((int(name) + 1 for name in numbers if name.isdigit()), default=0), MAX_SHARDS)

@@ -1,5 +1,5 @@
-"""A topic at work: its lanes, and the groups that consume it. A lane is a stream, how far it may be delivered, and what
-came last."""
+"""A topic at work: its lanes, and the groups that consume it. A lane is a stream, the end of its visible messages, and
+the latest frames."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ __all__ = ["Lane", "Topic", "advance_all", "submit_all"]
 
 RECENT_FRAMES: Final = 4
 RECENT_BYTES: Final = 2 << 10
-"""The last small frames of a lane are kept at hand for a moment: a consumer that comes for them gets them without a
-read."""
+"""The last small frames of a lane are cached for a moment: a consumer that comes for them gets them without a read."""
 
 
 class Lane:
@@ -37,7 +36,7 @@ class Lane:
         self._recent: deque[Chunk] | None = None
         self._watchers: list[tuple[set[int], int]] = []
         self._taken = 0
-        """Numbers before this one are not given again, though what had the last of them was refused."""
+        """Numbers before this one are not given again, though the write of the last of them was refused."""
         self.stream = stream
         self.bytes_in = 0
         """Of frames, since the broker started."""
@@ -45,17 +44,17 @@ class Lane:
 
     @property
     def next(self) -> int:
-        """The number that the next message gets."""
+        """The number of the next message."""
         return max(self.coming, self._taken)
 
     @property
     def coming(self) -> int:
-        """The end of what is there or on its way."""
+        """The end of the messages that are there or being written."""
         return self._pending[-1][0] if self._pending else self.end
 
     @property
     def last(self) -> asyncio.Future[None] | None:
-        """When all that is on its way now can be seen; None if nothing is."""
+        """Done when all present writes are visible; None if there are none."""
         return self._pending[-1][1] if self._pending else None
 
     def watch(self, changed: set[int], number: int) -> None:
@@ -67,7 +66,7 @@ class Lane:
         self._watchers = [watcher for watcher in self._watchers if watcher[0] is not changed]
 
     def submitted(self, first: int, append: Append, at_us: int, done: asyncio.Future[None]) -> None:
-        """A frame is on its way into the store."""
+        """A frame is being written."""
         _, frame, count, source, *_ = append
         self._pending.append((first + count, done))
         self.bytes_in += len(frame)
@@ -77,7 +76,7 @@ class Lane:
             self._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
 
     def advance(self) -> None:
-        """Make visible what is durable by now."""
+        """Make durable messages visible."""
         pending = self._pending
         while pending and pending[0][1].done():
             end, done = pending.popleft()
@@ -86,22 +85,23 @@ class Lane:
                 for changed, number in self._watchers:
                     changed.add(number)
             else:
-                # Refused: its numbers may be another's by now, unless it came so far that the database had to say so.
+                # Refused: its numbers may be another's by now, unless the database refused it only after they were
+                # given.
                 if not done.cancelled() and isinstance(done.exception(), TooLarge):
                     self._taken = end
                 self._recent = None
 
     def look(self) -> tuple[int, int, int]:
-        """The first and the end of what may be delivered, and the mean size of a message."""
+        """The first and the end of the visible messages, and the mean size of a message."""
         first, end, size_bytes = self._store.bounds(self.stream)
         return first, self.end, size_bytes // (end - first) if end > first else 1
 
     def forget_recent(self) -> None:
-        """Of very many lanes that get something now and then, what is at hand of each would add up."""
+        """Drop cached frames: over very many lanes they would add up."""
         self._recent = None
 
     def recent(self, first: int, count: int) -> Chunk | None:
-        """Messages from `first` on, at most `count`, of a frame that is at hand."""
+        """Messages from `first` on, at most `count`, of a cached frame."""
         for chunk in self._recent or ():
             start = first - chunk.first
             if 0 <= start < chunk.count:
@@ -128,7 +128,7 @@ def submit_all(
 
 
 def advance_all(lanes: Sequence[Lane]) -> None:
-    """`advance` for each lane of a unit. What waits in them is mostly that unit alone, so it is asked once."""
+    """`advance` for each lane of a unit. Mostly that unit alone waits in them, so it is asked once."""
     stored: asyncio.Future[None] | None = None
     for lane in lanes:
         pending = lane._pending
@@ -148,7 +148,7 @@ def advance_all(lanes: Sequence[Lane]) -> None:
 
 
 TRIM_S: Final = 600.0
-"""A topic with a retention of its own is trimmed so often at the least."""
+"""A topic with a retention of its own is trimmed at least this often."""
 
 
 class Topic:
@@ -159,7 +159,7 @@ class Topic:
         self.lanes = [Lane(store, lane_stream(config.name, lane)) for lane in config.lanes]
         self.groups: dict[str, Dispatcher] = {}
         self._trimmed = (0.0, 0.0)
-        """The age at which its messages went last, and from when on others are to be looked for."""
+        """The age at which its messages were trimmed last, and the time of the next look."""
 
     def lane(self, number: int) -> Lane:
         if not 0 <= number < len(self.lanes):
@@ -167,7 +167,7 @@ class Topic:
         return self.lanes[number]
 
     def lanes_of(self, numbers: Sequence[int]) -> Sequence[Lane]:
-        """The same for many."""
+        """The lanes of several topics."""
         if min(numbers) < 0 or max(numbers) >= len(self.lanes):
             return [self.lane(number) for number in numbers]
         return list(map(self.lanes.__getitem__, numbers))
@@ -177,13 +177,13 @@ class Topic:
             dispatcher.wake()
 
     def look_again(self) -> None:
-        """Something may have been dropped: let the groups see it."""
+        """Messages may have been dropped: update the groups."""
         for dispatcher in self.groups.values():
             dispatcher.observe()
 
     def is_to_trim(self, now_s: float, age_s: float) -> bool:
         """Whether to look for messages that are older than this. Where there are very many topics with a long
-        retention, looking for them in each round would be most of what a broker does."""
+        retention, looking for them in each round would be most of a broker's work."""
         if self._trimmed[0] == age_s and now_s < self._trimmed[1]:
             return False
         self._trimmed = age_s, now_s + min(age_s / 100, TRIM_S)

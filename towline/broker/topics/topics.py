@@ -1,4 +1,4 @@
-"""The topics of a broker by name: how they are found, made, changed and counted."""
+"""The topics of a broker by name: find, make, change and count them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["Topics"]
 log = logging.getLogger("towline.broker")
 
 _ASKED_MAX: Final = 20
-"""Topics of one request that other brokers are asked for, at most."""
+"""Topics of one request that other brokers are asked for."""
 _ASKED_S: Final = 5.0
-"""For so long it counts that no other broker has a topic."""
+"""For so long the answer counts that no other broker has a topic."""
 
 
 class Topics(dict[str, Topic]):
@@ -54,7 +54,7 @@ class Topics(dict[str, Topic]):
         self._catalog = catalog
         self._closing = closing
         self.on_made: Callable[[str], None] = lambda name: None
-        """Told the name of a topic that is new."""
+        """Called with the name of a new topic."""
         self.ask_around: Callable[[str], Awaitable[None]] | None = None
         """In a cluster whose brokers keep their own messages: makes a topic that another one has."""
         self._asked: dict[str, float] = {}
@@ -73,11 +73,11 @@ class Topics(dict[str, Topic]):
         return topic
 
     def of_delayed(self, name: str) -> Topic:
-        """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
+        """The topic of delayed messages existed when they were sent; a crash may have forgotten it."""
         return self.get(name) or self._make_now(TopicConfig(name, self._clock.now_us()))
 
     def for_send(self, name: str) -> Topic:
-        """A topic to send to; the first send makes it, where it may."""
+        """A topic to send to; the first send makes it, where allowed."""
         topic = self.get(name)
         if topic is not None:
             return topic
@@ -100,14 +100,14 @@ class Topics(dict[str, Topic]):
         return topic.config.shards if topic is not None else 0
 
     def expect_shards(self, name: str, shards: int) -> None:
-        """Refuse a sender that reckons with another number of shards: it put the messages into the wrong ones."""
+        """Refuse a sender with another number of shards: it put the messages into the wrong ones."""
         actual = 0 if (topic := self.get(name)) is None else topic.config.shards
         if actual != shards:
             raise wrong_shard(name, actual, shards)
 
     def look_first(self, heads: Sequence[wire.FrameHead]) -> Callable[[], Awaitable[None]] | None:
-        """What is to be done before a sender is told that it is wrong about shards: ask the other brokers for topics
-        that are not known here."""
+        """Ask the other brokers for topics that are not known here, before a sender is refused for its number of
+        shards."""
         ask = self.ask_around
         names = sorted({head.topic for head in heads if self._is_unheard(head)})
         if ask is None or not names:
@@ -123,13 +123,13 @@ class Topics(dict[str, Topic]):
         return look
 
     def _is_unheard(self, head: wire.FrameHead) -> bool:
-        """Whether other brokers may know more of a topic: one that its sender says is ordered, or any that is new."""
+        """Whether other brokers may know more of a topic: one that its sender takes for ordered, or any that is new."""
         if head.topic in self:
             return False
         return bool(head.shards) or self._clock.steady_s() - self._asked.get(head.topic, -_ASKED_S) >= _ASKED_S
 
     def expect_all(self, heads: Sequence[wire.FrameHead]) -> None:
-        """The same for the frames of a unit, of which neighbours mostly go to the same topic. Where there are other
+        """`expect_shards` for the frames of a unit; neighbours mostly go to the same topic. Where there are other
         brokers, a topic that nobody was asked for yet is not taken for a shared one."""
         name, shards = "", -1
         for head in heads:
@@ -139,7 +139,7 @@ class Topics(dict[str, Topic]):
                 if self.ask_around is not None and self._is_unheard(head):
                     raise wrong_shard(check_topic(name), 0, shards)
 
-    # Making and changing
+    # Changes
 
     async def create(self, config: TopicConfig) -> None:
         if config.name in self._catalog.topics:
@@ -157,7 +157,7 @@ class Topics(dict[str, Topic]):
         self._install(config)
 
     def _make_now(self, config: TopicConfig) -> Topic:
-        """Make a topic without waiting until it is durable: it is as soon as a message that comes behind it is."""
+        """Make a topic without waiting until it is durable: it is as soon as a later message is."""
         self._check_room(config)
         self._catalog.put_topic(config)
         self._save_soon()
@@ -178,7 +178,7 @@ class Topics(dict[str, Topic]):
             raise TooMany(f"the topics of this broker may have {MAX_SHARDS_IN_ALL} shards in all: not so many more")
 
     async def put(self, request: wire.PutTopic) -> None:
-        """Change the settings of a topic, or of the template for topics that are yet to be made by themselves."""
+        """Change the settings of a topic, or of the template for topics made by the first send."""
         if request.template:
             if request.config.shards:
                 raise BadRequest("the template is for topics made by the first send: they are not ordered")
@@ -198,7 +198,7 @@ class Topics(dict[str, Topic]):
             await self._catalog.save()
 
     def adopt_template(self, config: TopicConfig) -> None:
-        """Go by the template that brokers on one database share, from this moment on."""
+        """Use the template that brokers on one database share, from this moment on."""
         if config != self._catalog.template:
             self._catalog.put_template(config)
             self._save_soon()

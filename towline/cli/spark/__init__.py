@@ -1,4 +1,4 @@
-"""`towline spark`: jobs over many messages, on Spark."""
+"""`towline spark`: jobs over many messages, on Spark: `archive`, `analysis` and `replay`, with their `options`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`towline spark trace`, `report` and `reconcile`: what became of messages."""
+"""`towline spark trace`, `report` and `reconcile`: the life of messages."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _span(us: int | None) -> str:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Demands:
-    """What counts as a problem."""
+    """The criteria of a problem."""
 
     late: Annotated[
         Duration, Parameter(help="How long after it could be delivered a message may be settled.", show_default="1m")

@@ -31,7 +31,7 @@ Where = Annotated[str, Parameter(help="The archive: a folder, or hdfs://…, s3:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Contents:
-    """What goes into the archive, and in how many files."""
+    """The contents of the archive, and the number of its files."""
 
     skip_lost: Annotated[
         bool,

@@ -37,7 +37,7 @@ Topics = Annotated[
 @Parameter(name="*", group="Spark")
 @dataclass(frozen=True)
 class Engine:
-    """Where the job runs."""
+    """The Spark master and its resources."""
 
     master: Annotated[
         str | None,
@@ -82,7 +82,7 @@ def _need_spark() -> None:
 @Parameter(name="*", group="Connection")
 @dataclass(frozen=True)
 class Origin(Connection):
-    """Where the broker is: its folder, or itself."""
+    """The source: a broker's folder, or the broker itself."""
 
     path: Annotated[
         Path | None,
@@ -111,7 +111,7 @@ class Origin(Connection):
 @Parameter(name="*", group="Connection")
 @dataclass(frozen=True)
 class History(Origin):
-    """Where messages and events are read from: an archive, or a broker."""
+    """The source of messages and events: an archive, or a broker."""
 
     archive: Annotated[
         str | None,

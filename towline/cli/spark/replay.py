@@ -49,7 +49,7 @@ class Selection:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Course:
-    """How a replay goes on."""
+    """The pace and the state of a replay."""
 
     rate: Annotated[float, Parameter(help="At most so many messages a second; 0 is as fast as can be.")] = 0
     job: Annotated[
@@ -86,7 +86,7 @@ class Course:
         return check_group(self.job or f"replay-{secrets.token_hex(4)}")
 
     def folder(self, archive: str, name: str) -> str:
-        """For the state of the replay of this name."""
+        """The folder for the state of the replay of this name."""
         return f"{(self.state or archive.rstrip('/') + '/_replay').rstrip('/')}/{name}"
 
 

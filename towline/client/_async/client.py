@@ -1,45 +1,48 @@
-"""The asyncio client: `towline.aio.connect`. The counterpart of `_sync.client`."""
+"""The asyncio client: `towline.aio.connect`."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
 
 from towline.client import requests
 from towline.client._async.cluster import Cluster
 from towline.client._async.cluster_consumer import ClusterConsumer
 from towline.client._async.cluster_producer import ClusterProducer
+from towline.client._async.cluster_sender import count_shards, send_many
 from towline.client._async.consumer import Batch, Consumer
-from towline.client._async.opening import Opening
 from towline.client._async.producer import Pending, Producer
-from towline.client._async.transaction import Checker, PreparedTransaction, Transacting, Transaction
-from towline.client.admin.access import AioAccess
-from towline.client.admin.dead_letters import DeadLetters
+from towline.client._async.transaction import Checker, OnCheck, PreparedTransaction, Transaction
+from towline.client.admin._async.access import Access
+from towline.client.admin._async.alarms import Alarms
+from towline.client.admin._async.cluster import ClusterAdmin
+from towline.client.admin._async.dead_letters import DeadLetters
+from towline.client.admin._async.delayed import Delayed
+from towline.client.admin._async.groups import Groups
+from towline.client.admin._async.messages import Messages
+from towline.client.admin._async.monitor import Monitor
+from towline.client.admin._async.router import Router
+from towline.client.admin._async.topics import Topics
+from towline.client.admin._async.transactions import Transactions
 from towline.client.admin.delayed import Time, as_deliver_at, as_deliver_at_each
-from towline.client.admin.messages import Messages
-from towline.client.admin.monitoring import Monitoring
 from towline.client.cluster.brokers import ClusterBrokers
-from towline.client.cluster.routing import count_shards
-from towline.client.factories import Factories
-from towline.client.link.aio import AioLink
-from towline.client.link.dial import Route
-from towline.client.link.flow import drive_later
-from towline.client.operation import Everywhere, Later, Place, There
+from towline.client.concurrency.tasks import Opening
+from towline.client.consume.lease import LostLease
+from towline.client.consume.pull_size import PullLimits
+from towline.client.link.aio import AioLink, dialler
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.produce import sharding
 from towline.client.produce.encode import Body, Lifetimes, as_body, as_durability
 from towline.client.produce.receipts import Receipts
-from towline.client.produce.transaction import Senders
+from towline.client.produce.transaction import DirectTransaction, Senders, StoredTransaction
 from towline.client.telemetry import instrument
 from towline.errors import Closed, WrongShard
-from towline.model import Durability, Priority, Receipt
+from towline.model import Durability, Priority, Receipt, RetryPolicy
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -75,12 +78,22 @@ def connect(
     key_file: str | None = None,
     spool_dir: str | Path | None = None,
 ) -> Opening[Client]:
-    """Connect to a broker. The parameters are those of `towline.connect`.
+    """Connect to a broker.
 
         async with towline.aio.connect("towline://127.0.0.1:7400") as mq:
             await mq.send("orders", b"...", key="order-4423")
 
-    or, without a block, `mq = await towline.aio.connect(url)` and, in the end, `await mq.close()`."""
+    or, without a block, `mq = await towline.aio.connect(url)` and, in the end, `await mq.close()`.
+
+    `url` names one broker or several (`towline://one:7400,two:7400`: the first that can be reached is used, and the
+    next when it fails), with TLS (`towlines://…`), or runs one in this process: `memory:`, `memory:NAME` (shared by
+    name), `file:DIR`; settings of such a broker may follow, as in `file:./data?durability=os`.
+
+    `token` says who you are and is kept beside each message; `secret` proves it. No operation takes longer than
+    `timeout` seconds (besides what it waits for on purpose): until then a broken connection is made again, and the
+    operation goes on; after it, `Unavailable` is raised. `spool_dir` is where consumers with a name keep acks that
+    cannot be told.
+    """
     return Opening(
         Client(
             Options(
@@ -113,9 +126,19 @@ def connect_for(
     return Opening(Client(Options(url, token, secret, timeout, certificates, caller=caller)))
 
 
-class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitoring, Messages, DeadLetters):
-    """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
-    of their own: what one waits for never holds up another."""
+class _NotThere:
+    """In place of what a client has once it is connected."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Closed("the client is not connected: enter it with `async with`")
+
+
+class Client(Topics, Groups, Messages, Delayed, DeadLetters, Transactions, Monitor, Alarms, ClusterAdmin):
+    """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have
+    connections of their own: what one waits for never holds up another."""
+
+    _link: AioLink = cast("AioLink", _NotThere())
+    _router: Router = cast("Router", _link)
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -126,7 +149,6 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         self._sender = options.sender()
         self._senders = Senders(options.token)
         self._shards = sharding.ShardMap()
-        self._started: AioLink | None = None
         instrument(self)
 
     async def start(self) -> None:
@@ -137,7 +159,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
 
             self._embedded = await acquire_here(options.target, options.timeout_s)
         try:
-            self._started = self._new_link()
+            self._link = self._new_link()
             brokers = await self._link.run(requests.brokers())
             if brokers.clustered and not options.target.embedded:
                 self._cluster = Cluster(ClusterBrokers(brokers), self._link_to, options.timeout_s)
@@ -146,6 +168,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
                 else:
                     # What is numbered by one broker is asked of this one, and of no other.
                     self._link.route.learn([self._link.route.address])
+            self._router = Router(self._link, self._cluster, self._shards)
         except BaseException:
             await self.close()
             raise
@@ -171,7 +194,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         try:
             async with AsyncExitStack() as stack:
                 # The last one first; and all of them, though one may raise what it could not send.
-                for link in (self._started, self._cluster, self._follower):
+                for link in (vars(self).get("_link"), self._cluster, self._follower):
                     if link is not None:
                         stack.push_async_callback(link.close)
                 for child in children:
@@ -221,7 +244,8 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         at_us = as_deliver_at(delay, deliver_at, delay_level)
         if shard_key is not None or self._shards.get(topic) or self._cluster is not None:
             content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
-            return (await self._send(self._common(priority, level, compress, lives), topic, content))[0]
+            receipts = await self._send(self._common(priority, level, compress, lives), topic, content)
+            return receipts[0]
         call = requests.send(
             self._sender,
             topic,
@@ -240,7 +264,8 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
             answer = await self._link.ask(call)
         except WrongShard:
             content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
-            return (await self._send(self._common(priority, level, compress, lives), topic, content))[0]
+            receipts = await self._send(self._common(priority, level, compress, lives), topic, content)
+            return receipts[0]
         return requests.receipt(topic, priority, answer)
 
     async def send_many(
@@ -273,11 +298,55 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
         return await self._send(common, topic, content)
 
+    async def _send(self, common: sharding.Common, topic: str, content: sharding.Content) -> Receipts:
+        if self._cluster is None:
+            return await self._link.run(sharding.send_many(common, topic, content))
+        return await send_many(self._cluster, common, topic, content)
+
     def _common(self, priority: Priority, durability: int, compress: bool, lives: Lifetimes) -> sharding.Common:
         most = self._max_request_bytes
         return sharding.Common(self._sender, self._shards, priority, durability, compress, most, lives)
 
-    def _make_producer(self, options: ProducerOptions) -> Producer:
+    def producer(
+        self,
+        *,
+        linger_ms: float = 1.0,
+        max_batch_messages: int = 10_000,
+        max_batch_bytes: int = 1 << 20,
+        max_buffer_messages: int = 200_000,
+        max_buffer_bytes: int = 64 << 20,
+        max_in_flight: int = 8,
+        delivery_timeout: float = 120.0,
+        max_block: float = 60.0,
+        durability: Durability | str | None = None,
+        compress: bool = False,
+        spool_dir: str | Path | None = None,
+        spool_bytes: int = 256 << 20,
+    ) -> Producer:
+        """A producer that sends in the background: single sends, batched for you.
+
+        A batch is sent when it is full, or `linger_ms` after its first message; while one is in flight, the next one
+        fills. A send that the broker refuses for now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
+        `delivery_timeout` seconds, in order. A full buffer makes `send` wait for up to `max_block` seconds, and raise
+        `QueueFull` then; with 0, at once.
+
+        With a `spool_dir`, messages that no broker took by then wait there, up to `spool_bytes`, instead of failing:
+        they are sent in order when one is back, by this producer or the next one with this folder.
+        """
+        options = ProducerOptions(
+            linger_ms,
+            max_batch_messages,
+            max_batch_bytes,
+            max_buffer_messages,
+            max_buffer_bytes,
+            max_in_flight,
+            delivery_timeout,
+            max_block,
+            durability,
+            compress,
+            spool_dir,
+            spool_bytes,
+        )
         cluster = self._cluster
         if cluster is None:
             producer = self._producer(self._new_link(), options, self._shards)
@@ -296,7 +365,56 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
 
     # Consuming
 
-    def _make_consumer(self, options: ConsumerOptions) -> Opening[Consumer]:
+    def consumer(
+        self,
+        topic: str,
+        group: str | None = None,
+        *,
+        name: str | None = None,
+        max_messages: int = 5000,
+        max_bytes: int = 4 << 20,
+        prefetch: int = 1,
+        idle_timeout: float | None = None,
+        start: Literal["earliest", "latest"] | None = None,
+        retry: RetryPolicy | None = None,
+        lease_timeout: float = 0.0,
+        max_in_flight: int | None = None,
+        ack_interval: float = 0.1,
+        on_lost: Callable[[LostLease], None] | None = None,
+        spool_dir: str | Path | None = None,
+        mode: Literal["at-least-once", "at-most-once"] = "at-least-once",
+    ) -> Opening[Consumer]:
+        """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
+        message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
+
+        `start`, `retry`, `lease_timeout`, `max_in_flight` and `mode` are settings of the group: they count when it is
+        made by this call (one that has others keeps them, and a warning says so). With the mode `"at-most-once"`
+        delivered messages count as consumed: there is nothing to ack, and nothing comes twice.
+
+        Iteration asks for up to `max_messages` at a time, fewer while the handler is slow (as `pull()` does, unless it
+        is given a number), and has `prefetch` batches coming while one is worked on. While messages come one by one and
+        the handler is quick, they are sent on as they come, up to 64 frames ahead; with `prefetch=0` nothing comes
+        ahead. Acks and nacks of single messages are sent to the broker together, after `ack_interval` seconds at the
+        latest. `on_lost` is called when messages were taken away from this consumer. With a `spool_dir` (or one given
+        to `connect`) and a `name`, acks and nacks that cannot be sent are kept there until they can, also by the next
+        consumer of this name.
+        """
+        options = ConsumerOptions(
+            topic,
+            group,
+            name,
+            PullLimits(max_messages, max_bytes),
+            prefetch,
+            idle_timeout,
+            start,
+            retry,
+            lease_timeout,
+            max_in_flight,
+            ack_interval,
+            on_lost,
+            spool_dir,
+            mode,
+        )
         if self._cluster is None or self._cluster.fleet.shared:
             link = self._new_link() if self._cluster is None else self._cluster.following_link()
             subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
@@ -307,43 +425,71 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
             link, of_broker = cluster.new_link(broker), named.at(broker, self._options.spool_dir)
             timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, _ATTACH_S)
             consumer = Consumer(link, of_broker.subscription(self._options.timeout_s, self._options.spool_dir))
-            try:
-                await consumer.start()
-            except BaseException:
-                await link.close()
-                raise
+            await consumer.start()
             link.timeout_s = timeout_s
             return consumer
 
         about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
         return Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, options.idle_timeout)))
 
+    # Transactions
+
+    def transaction(
+        self, *, timeout: float | None = 60.0, durability: Durability | str | None = None, compress: bool = False
+    ) -> Transaction:
+        """A transaction: messages for any topics, seen by nobody until it is committed, then all at once; each lane
+        gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
+        one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
+        than `timeout` seconds ago is aborted instead of committed."""
+        core = DirectTransaction(
+            self._senders,
+            shards=self._shards,
+            homes=self._homes(),
+            max_request_bytes=self._max_request_bytes,
+            durability=as_durability(durability),
+            timeout_s=timeout,
+            compress=compress,
+        )
+        return Transaction(self._one_link, self._count_shards, core)
+
+    def prepare(
+        self,
+        producer_group: str,
+        name: str = "",
+        *,
+        check_after: float | None = None,
+        durability: Durability | str | None = None,
+    ) -> PreparedTransaction:
+        """A prepared transaction, for messages that belong to a transaction of your own database: the broker keeps them
+        out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
+        `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
+        producer group; `name` is your own reference, by which that client finds out."""
+        core = StoredTransaction(
+            self._sender,
+            producer_group,
+            name,
+            check_after,
+            shards=self._shards,
+            homes=self._homes(),
+            max_request_bytes=self._max_request_bytes,
+            durability=as_durability(durability),
+        )
+        return PreparedTransaction(self._one_link, self._count_shards, core)
+
+    def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
+        """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
+        transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet; it may be a
+        coroutine function."""
+        return self._adopt(Checker(self._links_of_all(), producer_group, callback))
+
     # The broker
 
     @property
-    def access(self) -> AioAccess:
+    def access(self) -> Access:
         """Users, tokens, rules and the audit log of a broker with security."""
-        return AioAccess(self._link.run)
+        return Access(self._router)
 
     # Connections
-
-    @property
-    def _fleet(self) -> ClusterBrokers | None:
-        return None if self._cluster is None else self._cluster.fleet
-
-    async def _carry_out(self, place: Place) -> Any:
-        if isinstance(place, There | Everywhere):
-            assert self._cluster is not None, "only where there are many brokers, one of them is chosen"
-            if isinstance(place, There):
-                return await self._cluster.run(*place)
-            return await self._cluster.outcomes_by(place.make_flow)
-        return await self._link.run(place.flow)
-
-    @property
-    def _link(self) -> AioLink:
-        if self._started is None:
-            raise Closed("the client is not connected: await it, or enter it with `async with`")
-        return self._started
 
     @property
     def _max_request_bytes(self) -> int:
@@ -357,7 +503,8 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
     def _link_to(self, addresses: tuple[tuple[str, int], ...]) -> AioLink:
         """A link to one of these, in turn; without any, to those of the URL."""
         options = self._options
-        return AioLink(options.route(addresses), self._dial, options.connection(), options.timeout_s)
+        dial = dialler(options.ssl_context, None if self._embedded is None else self._embedded.dial)
+        return AioLink(options.route(addresses), dial, options.connection(), options.timeout_s)
 
     def _one_link(self, broker: str = "") -> AioLink:
         if self._cluster is None:
@@ -369,7 +516,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
 
     async def _count_shards(self, topic: str) -> int:
         assert self._cluster is not None, "only where there are many brokers, they are asked beforehand"
-        return await drive_later(count_shards(self._cluster.fleet, self._shards, topic, needed=False), self._carry_out)
+        return await count_shards(self._cluster, self._shards, topic, needed=False)
 
     def _homes(self) -> Callable[[str, int], str] | None:
         return None if self._cluster is None or self._cluster.fleet.shared else self._cluster.fleet.home
@@ -378,20 +525,6 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         if self._cluster is None:
             return [self._new_link()]
         return [self._cluster.new_link(one.id) for one in self._cluster.fleet.members]
-
-    async def _dial(self, route: Route, protocol: Callable[[], asyncio.Protocol]) -> None:
-        loop = asyncio.get_running_loop()
-        if self._embedded is not None:
-            ours = self._embedded.dial()
-            ours.setblocking(False)
-            await loop.create_connection(protocol, sock=ours)
-            return
-        host, port = route.address
-        transport, _ = await loop.create_connection(protocol, host, port, ssl=self._options.ssl_context)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def _adopt(self, child: C) -> C:
         """Closed together with the client, unless it is closed before."""

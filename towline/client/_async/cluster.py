@@ -1,8 +1,7 @@
-"""A cluster as an asyncio client sees it. The counterpart of `cluster`."""
+"""A cluster as an asyncio client sees it: a link to each broker, a task that watches, and what goes where."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
@@ -12,6 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from towline.client.cluster.brokers import LATE_S, NEWS_S, ClusterBrokers, Liveness, address_of, next_look
 from towline.client.cluster.routing import Outcome
+from towline.client.concurrency.tasks import Event, Lock, Worker, gather, sleep
 from towline.client.link.aio import AioLink
 from towline.client.link.blocking import no_answer
 from towline.client.link.connection import Buffer, Call
@@ -20,7 +20,7 @@ from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState, ListBrokers
 from towline.protocol.topics import ShardCount
 
-__all__ = ["Child", "Cluster"]
+__all__ = ["Cluster"]
 
 log = logging.getLogger("towline.client")
 
@@ -28,13 +28,16 @@ T = TypeVar("T")
 
 _TICK_S: Final = 0.1
 _ASK_S: Final = 1.0
+"""How long a broker may take to say who is there, before the next one is asked."""
 _SLICE_S: Final = 0.1
 _SOON_S: Final = 0.02
+"""The same where brokers share a store, and the one that was asked is late: another one may have the topic."""
+_CONNECT_S: Final = 1.0
+"""How long it may take to connect to one broker, on a slow network and with TLS."""
 _FOLLOW_S: Final = 0.05
 _FOLLOWING_MAX: Final = 1_000
 _AWAY_S: Final = 1.0
-
-MakeLink = Callable[[tuple[tuple[str, int], ...]], AioLink]
+"""How long something that goes to all brokers tries to reach one that is said to be away."""
 
 
 class Child(Protocol):
@@ -46,7 +49,9 @@ class Child(Protocol):
 
 
 class Cluster:
-    def __init__(self, fleet: ClusterBrokers, make_link: MakeLink, timeout_s: float) -> None:
+    def __init__(
+        self, fleet: ClusterBrokers, make_link: Callable[[tuple[tuple[str, int], ...]], AioLink], timeout_s: float
+    ) -> None:
         self.fleet = fleet
         self.timeout_s = timeout_s
         self._make_link = make_link
@@ -55,14 +60,15 @@ class Cluster:
         self._started: dict[Call, tuple[str, AioLink]] = {}
         self._buffers: dict[Call, Sequence[Buffer]] = {}
         """What calls that were started carry, in case they have to be asked elsewhere."""
+        self._lock = Lock()
         self._children: list[Child] = []
         self._watch = make_link(tuple(address_of(one) for one in fleet.members))
         self._following: list[tuple[AioLink, Liveness]] = []
         self._asking: Call | None = None
         self._asked_at = 0.0
         self._ask_at = 0.0
-        self._closed = False
-        self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-cluster")
+        self._closing = Event()
+        self._worker = Worker("towline-cluster", self._work)
 
     def __repr__(self) -> str:
         return f"<Cluster {self.fleet!r}>"
@@ -78,12 +84,13 @@ class Cluster:
 
     def lead(self, link: AioLink) -> None:
         """See to it that this link does not wait for a broker that is gone, where others serve the same."""
-        open_ones = [one for one in self._following if not one[0].closed]
-        self._following = [*open_ones[-_FOLLOWING_MAX:], (link, Liveness())]
+        with self._lock:
+            open_ones = [one for one in self._following if not one[0].closed]
+            self._following = [*open_ones[-_FOLLOWING_MAX:], (link, Liveness())]
 
     def any_link(self) -> AioLink:
         """To a broker that is there."""
-        return self.link(self.fleet.route(secrets.token_hex(4), ""))
+        return self._reach(lambda: self.fleet.route(secrets.token_hex(4), ""))[1]
 
     def new_link(self, broker: str) -> AioLink:
         """A link of one's own to a broker."""
@@ -97,13 +104,14 @@ class Cluster:
         state = self.fleet.get(broker)
         if state is None:
             raise Unavailable(f"broker {broker} is not in the cluster any more")
-        if self._closed:
-            raise Closed("the client was closed")
-        key = broker, state.address
-        found = self._links.get(key)
-        if found is None:
-            found = self._links[key] = self._make_link((address_of(state),))
-        return found
+        with self._lock:
+            if self._closing.is_set():
+                raise Closed("the client was closed")
+            key = broker, state.address
+            found = self._links.get(key)
+            if found is None:
+                found = self._links[key] = self._make_link((address_of(state),))
+            return found
 
     # Running
 
@@ -121,12 +129,12 @@ class Cluster:
 
         async def do(step: Step) -> Any:
             if isinstance(step, Start):
-                started[step.call] = self._deadline(step.call)
+                deadline = started[step.call] = self._deadline(step.call)
                 if self.fleet.shared and not at:
                     self._buffers[step.call] = step.call.buffers
                 _, link = self._started[step.call] = self._choose(topic, at)
                 # If there is no room for it, it leaves when it is waited for.
-                await link.start(step.call, min(self.timeout_s, _SLICE_S))
+                await link.start(step.call, min(deadline, time.monotonic() + _SLICE_S), deadline)
                 return None
             assert isinstance(step, Call), "only requests are routed"
             return await self._follow(topic, step, at, started.get(step) or self._deadline(step), served, if_alive)
@@ -142,9 +150,22 @@ class Cluster:
         return time.monotonic() + self.timeout_s + call.patience_s
 
     def _choose(self, topic: str, at: str, but: frozenset[str] = frozenset()) -> tuple[str, AioLink]:
-        broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
-        broker = broker or self.fleet.route(self._salt, topic)
-        return broker, self.link(broker)
+        fleet = self.fleet
+        if at:
+            return at, self.link(at)
+        return self._reach(
+            lambda: fleet.owner(topic) or fleet.pick(self._salt + topic, but) or fleet.route(self._salt, topic)
+        )
+
+    def _reach(self, find: Callable[[], str]) -> tuple[str, AioLink]:
+        """The broker that is found, and the link to it. It may leave the cluster in this moment."""
+        while True:
+            broker = find()
+            try:
+                return broker, self.link(broker)
+            except Unavailable:
+                if self.fleet.get(broker) is not None:
+                    raise
 
     async def _follow(  # noqa: PLR0917
         self, topic: str, call: Call, at: str, deadline: float, served: list[str] | None, if_alive: bool
@@ -160,7 +181,7 @@ class Cluster:
                 self.fleet.learn_owner(topic, error.address)
                 if time.monotonic() + LATE_S >= deadline:
                     raise  # who asked at the last moment would only learn that there was no answer
-                await asyncio.sleep(_FOLLOW_S)
+                await sleep(_FOLLOW_S)
                 again = Call(request, buffers)
                 continue
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
@@ -209,34 +230,41 @@ class Cluster:
         return call.answer
 
     async def _go_on(self, link: AioLink, call: Call, deadline: float, started: float) -> bool:
-        """See `cluster.Cluster`."""
+        """Ask, or wait for the answer, for a moment; True when it is there."""
         now = time.monotonic()
-        slice_s = max(0.0, min(deadline - now, _SLICE_S))
-        if call.number < 0 and not await link.start(call, slice_s):
+        until = min(deadline, now + _SLICE_S)
+        if call.number < 0 and not await link.start(call, until, deadline):
             return False
         late = self.fleet.shared and now - started > LATE_S
-        return await link.wait(call, min(slice_s, _SOON_S) if late else slice_s)
+        return await link.wait(call, min(deadline, now + _SOON_S) if late else until, _CONNECT_S)
 
     def _has_moved(self, topic: str, broker: str, started: float, now: float) -> bool:
-        """See `cluster.Cluster`."""
+        """Whether another broker serves the topic by now, so that nothing is to be waited for from this one. It may be
+        that it answers, if only with where to go: for a moment it is waited for."""
         return self.fleet.shared and now - started > LATE_S / 2 and self.fleet.owner(topic) not in (None, broker)
 
     def _recall(self, link: AioLink, call: Call) -> bool:
-        """See `cluster.Cluster`."""
+        """Take a call back from a broker that is away. What may have reached it stays with it: at another one it might
+        be doubled. Where brokers share a store, they all know what came."""
         if call.number < 0:
             return True
-        stays = call.sent and not self.fleet.shared and not isinstance(call.request, ShardCount)
-        if call.done or stays:
-            return False
-        link.connection.abandon(call)
-        call.number = -1
-        return True
+        if not link.lock.acquire(timeout=_SLICE_S):
+            return False  # another task writes, perhaps this call
+        try:
+            stays = call.sent and not self.fleet.shared and not isinstance(call.request, ShardCount)
+            if call.done or stays:
+                return False
+            link.connection.abandon(call)
+            call.number = -1
+            return True
+        finally:
+            link.lock.release()
 
     # All of them
 
     async def outcomes_by(self, make_flow: Callable[[str], Flow[T]]) -> list[Outcome[T]]:
         """Run a flow at every broker, made by its id."""
-        return list(await asyncio.gather(*(self._outcome(one, make_flow(one.id)) for one in self.fleet.members)))
+        return await gather(lambda one: self._outcome(one, make_flow(one.id)), self.fleet.members)
 
     async def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
         if self.fleet.usable(member.id):
@@ -256,10 +284,11 @@ class Cluster:
     # Watching
 
     def adopt(self, child: Child) -> None:
-        self._children = [one for one in self._children if not one.closed] + [child]
+        with self._lock:
+            self._children = [one for one in self._children if not one.closed] + [child]
 
     async def _work(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 await self._rest()
                 now = time.monotonic()
@@ -273,14 +302,15 @@ class Cluster:
                 return
             except Exception:
                 log.exception("watching the brokers of a cluster failed")
-                await asyncio.sleep(_TICK_S)
+                await self._closing.wait(_TICK_S)
 
     async def _rest(self) -> None:
         """Until the next look; news from a broker are heard at once."""
+        until = time.monotonic() + _TICK_S
         if self._asking is not None:
-            await self._watch.wait(self._asking, _TICK_S)
+            await self._watch.wait(self._asking, until, _CONNECT_S)
         else:
-            await asyncio.sleep(_TICK_S)
+            await self._closing.wait(_TICK_S)
 
     async def _look(self, now: float) -> None:
         """Ask a broker, now and then, who is there; when it does not answer, the next one."""
@@ -299,9 +329,10 @@ class Cluster:
                 for one in (link, *(each for each, _ in self._following)):
                     one.route.learn([address_of(member) for member in self.fleet.members])
         elif now - self._asked_at > _ASK_S + (LATE_S if self.fleet.shared else 0.0):
-            link.connection.abandon(call)
-            if link.connection.ready:  # else it goes on to the next one by itself
-                link.route.failed()
+            with link.lock:
+                link.connection.abandon(call)
+                if link.connection.ready:  # else it goes on to the next one by itself
+                    link.route.failed()
             self._asking = None
             link.give_up(TimeoutError("no answer"))
 
@@ -315,14 +346,15 @@ class Cluster:
             silent = link.connection.unanswered and now - link.last_received > LATE_S
             if silent and self.fleet.is_deposed(broker):
                 # Whoever has more to say than the connection takes would wait for it.
-                link.give_up(NotOwner("another broker serves all that this one had"))
+                link.cut()
 
     async def close(self) -> None:
-        self._closed = True
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        links, self._links = self._links, {}
+        self._closing.set()
+        with self._lock:
+            links, self._links = self._links, {}
         async with AsyncExitStack() as stack:
-            # All of them, though one may fail to.
-            for link in (*links.values(), *(each for each, _ in self._following), self._watch):
+            # The last one first; and all of them, though one may fail to.
+            for link in (*links.values(), *(each for each, _ in self._following)):
                 stack.push_async_callback(link.close)
+            stack.push_async_callback(self._worker.end)
+            stack.push_async_callback(self._watch.close)

@@ -1,8 +1,11 @@
-"""The asyncio consumer of a cluster. The counterpart of `cluster_consumer`."""
+"""The consumer of a cluster: a consumer at each broker, and a task for each that pulls when somebody wants messages.
+
+Messages are acked at the broker that they came from. A broker that is away is tried again and again; its messages that
+we hold can be worked on and settled meanwhile. Nacks that cannot be told are handed to another broker (see `handover`).
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,6 +17,7 @@ from towline.client._async.consumer import Batch, Consumer
 from towline.client.cluster.brokers import Liveness
 from towline.client.cluster.handover import Handover, Pace
 from towline.client.cluster.rank import Demand, Rank, is_turn_of
+from towline.client.concurrency.tasks import Condition, Event, Worker, gather
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.pull_size import PullLimits
@@ -30,9 +34,12 @@ __all__ = ["ClusterConsumer"]
 log = logging.getLogger("towline.client")
 
 _SLICE_S: Final = 0.5
+"""A pull that is to wait longer is made of several, so that none is under way for long when nobody waits any more."""
 _TURN_S: Final = 0.05
+"""How long each broker is asked when they are asked in turn."""
 _GRACE_S: Final = 0.5
 _SETTLE_S: Final = 0.1
+"""How long an ack waits for a broker that is away."""
 
 
 class ClusterBatch(Batch):
@@ -52,14 +59,15 @@ class ClusterBatch(Batch):
         deadline = time.monotonic() + link.timeout_s
         try:
             while True:
-                step = flow.send(answer) if error is None else flow.throw(error)
+                with link.lock:
+                    step = flow.send(answer) if error is None else flow.throw(error)
                 answer = error = None
                 if isinstance(step, Start):
                     await link.start(step.call)
                     continue
                 assert isinstance(step, Call), "settling asks, and does not wait for anything else"
                 await link.start(step)
-                while not await link.wait(step, max(0.0, min(deadline - time.monotonic(), _SETTLE_S))):
+                while not await link.wait(step, min(deadline, time.monotonic() + _SETTLE_S)):
                     if not link.connection.ready or liveness.is_away(time.monotonic(), link):
                         return
                     if time.monotonic() >= deadline:
@@ -77,11 +85,14 @@ class _Branch:
         self.broker = broker
         self.consumer: Consumer | None = None
         self.lease: Lease | None = None
+        """What was pulled and not handed out yet."""
         self.served: Demand | None = None
+        """The demand that there is nothing for here."""
         self.pulling = False
         self.turn = owner.next_turn()
         self.pace = Pace()
-        self.task = asyncio.get_running_loop().create_task(self._work(), name=f"towline-pull-{broker}")
+        self.closed = Event()
+        self.worker = Worker(f"towline-pull-{broker}", self._work)
 
     @property
     def ready(self) -> bool:
@@ -89,41 +100,60 @@ class _Branch:
 
     async def _work(self) -> None:
         backoff = Backoff(0.05, 1.0, eager=False)
-        while True:
+        while not self.closed.is_set():
             try:
                 if self.consumer is None:
-                    self.consumer = await self._owner.make(self.broker)
-                    self._owner.notify()
-                else:
-                    await self._serve(self.consumer)
+                    await self._attach()
+                elif not await self._serve(self.consumer):
+                    return
                 backoff.reset()
             except Closed:
-                return
+                if self.closed.is_set():
+                    return
             except TowlineError as error:
                 if not error.retriable:
                     self._owner.failed(error)
                 log.debug("a consumer at broker %s: %s", self.broker, error)
-                await asyncio.sleep(backoff.next_s())
+                await self.closed.wait(backoff.next_s())
             except Exception:
                 log.exception("a consumer at broker %s failed", self.broker)
-                await asyncio.sleep(backoff.next_s())
+                await self.closed.wait(backoff.next_s())
 
-    async def _serve(self, consumer: Consumer) -> None:
+    async def _attach(self) -> None:
+        consumer = await self._owner.make(self.broker)
+        with self._owner.changed:
+            if not self.closed.is_set():
+                self.consumer = consumer
+                self._owner.changed.notify_all()
+                return
+        await consumer.close()
+
+    async def _serve(self, consumer: Consumer) -> bool:
+        """Serve one demand. False at the end."""
         owner = self._owner
-        while self.lease is not None or owner.demand is None or owner.demand is self.served:
-            await owner.changes()
-        demand = owner.demand
-        if not owner.is_turn_of(self, demand):
-            await owner.changes(_TURN_S)
-            return
-        self.pulling, self.turn = True, owner.next_turn()
+        with owner.changed:
+            while not self.closed.is_set() and (
+                self.lease is not None or owner.demand is None or owner.demand is self.served
+            ):
+                await owner.changed.wait()
+            demand = owner.demand
+            if self.closed.is_set() or demand is None:
+                return not self.closed.is_set()
+            if not owner.is_turn_of(self, demand):
+                await owner.changed.wait(_TURN_S)
+                return True
+            self.pulling, self.turn = True, owner.next_turn()
         try:
-            self.lease = lease = await self._pull(consumer, demand)
-        finally:
+            lease = await self._pull(consumer, demand)
+        except BaseException:
             self.pulling = False
-        if lease is None and demand.is_over(time.monotonic()):
-            self.served = demand
-        owner.notify()
+            raise
+        with owner.changed:
+            self.pulling, self.lease = False, lease
+            if lease is None and demand.is_over(time.monotonic()):
+                self.served = demand
+            owner.changed.notify_all()
+        return True
 
     async def _pull(self, consumer: Consumer, demand: Demand) -> Lease | None:
         if demand.limits is None:
@@ -132,20 +162,33 @@ class _Branch:
         return await consumer.link.run(consumer.subscription.pull(demand.limits, wait_s))
 
     def take(self, demand: Demand) -> Lease | None:
+        """What is here for a demand. Called by the owner, under its lock."""
         lease, self.lease = self.lease, None
         if lease is None or lease.lost or self.consumer is None:
             return None
         if demand.limits is not None and len(lease) > demand.limits.max_messages and not demand.in_turn:
-            self.consumer.subscription.put_back(lease)
+            with self.consumer.link.lock:
+                self.consumer.subscription.put_back(lease)
             return None
         return lease
 
-    async def end(self, *, deserted: bool = False) -> None:
-        self.task.cancel()
-        await asyncio.wait([self.task])
+    def stop(self) -> None:
+        self.closed.set()
+        with self._owner.changed:
+            self._owner.changed.notify_all()
+
+    async def desert(self) -> None:
+        """Its broker has left the cluster."""
         if self.consumer is not None:
-            self.consumer.subscription.deserted = deserted
+            self.consumer.subscription.deserted = True
+        await self.end()
+
+    async def end(self) -> None:
+        """Leave, and wait for the task."""
+        self.stop()
+        if self.consumer is not None:
             await self.consumer.close()
+        await self.worker.end()
 
 
 class ClusterConsumer(Consumer):
@@ -165,10 +208,11 @@ class ClusterConsumer(Consumer):
         self._sender = sender
         self._idle_timeout_s = idle_timeout_s
         self.make = make
+        self.changed = Condition()
         self.demand: Demand | None = None
-        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._error: TowlineError | None = None
         self._branches: dict[str, _Branch] = {}
+        self._leaving: list[Worker] = []
         self._turn = 0
         self._turns = 0
         self._closed = False
@@ -190,31 +234,24 @@ class ClusterConsumer(Consumer):
     async def _wait_attached(self, timeout_s: float) -> None:
         """Wait for all brokers that are there; but not long for the last ones."""
         begun = time.monotonic()
-        while True:
-            if self._error is not None:
-                raise self._error
-            missing = [one for one in self._branches.values() if one.consumer is None]
-            some = len(missing) < len(self._branches)
-            awaited = [one for one in missing if self._cluster.fleet.usable(one.broker)]
-            waited_s = time.monotonic() - begun
-            if some and (not awaited or waited_s > _GRACE_S):
-                return
-            if waited_s > timeout_s:
-                raise Unavailable(f"no broker of the cluster could be reached within {timeout_s:g} seconds")
-            await self.changes(0.05)
+        with self.changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                missing = [one for one in self._branches.values() if one.consumer is None]
+                some = len(missing) < len(self._branches)
+                awaited = [one for one in missing if self._cluster.fleet.usable(one.broker)]
+                waited_s = time.monotonic() - begun
+                if some and (not awaited or waited_s > _GRACE_S):
+                    return
+                if waited_s > timeout_s:
+                    raise Unavailable(f"no broker of the cluster could be reached within {timeout_s:g} seconds")
+                await self.changed.wait(0.05)
 
     def failed(self, error: TowlineError) -> None:
-        self._error = error
-        self.notify()
-
-    def notify(self) -> None:
-        change, self._change = self._change, asyncio.get_running_loop().create_future()
-        if not change.done():
-            change.set_result(None)
-
-    async def changes(self, timeout_s: float = 60.0) -> None:
-        """Wait until something has changed."""
-        await asyncio.wait([self._change], timeout=timeout_s)
+        with self.changed:
+            self._error = error
+            self.changed.notify_all()
 
     # What it looks like
 
@@ -246,37 +283,38 @@ class ClusterConsumer(Consumer):
         """Ask all brokers for messages, and take what the first has. `min_messages` counts at each broker. Without
         `max_messages` it is fewer while you are slow with them, as in an iteration."""
         self._check()
-        asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        asked: PullLimits = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
         self._put_back_left()
-        until = time.monotonic() + min(max(wait, 0.0), 86400.0)
-        found = await self._take(Demand(asked, until, in_turn=self._in_turn))
+        if not 0 <= wait <= 86400:
+            wait = 0.0 if wait < 0 else 86400.0
+        found = await self._take(Demand(asked, time.monotonic() + wait, in_turn=self._in_turn))
         if found is None:
-            some = self._consumers()[0]
-            return ClusterBatch(some.link, some.subscription, None)
+            return ClusterBatch(self._any().link, self._any().subscription, None)
         branch, lease = found
         return ClusterBatch(branch.link, branch.subscription, lease)
 
+    def _any(self) -> Consumer:
+        return self._consumers()[0]
+
     async def _take(self, demand: Demand) -> tuple[Consumer, Lease] | None:
-        self.demand = demand
-        self.notify()
-        try:
-            while True:
-                self._check()
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
-                found = self._next_lease(demand)
-                if found is not None:
-                    break
-                now = time.monotonic()
-                if demand.is_over(now) and (
-                    now > demand.until + _GRACE_S
-                    or all(one.served is demand or not one.ready for one in self._branches.values())
-                ):
-                    return None
-                await self.changes(0.05 if demand.is_over(now) else min(demand.until - now, 1.0))
-        finally:
-            self.demand = None
+        with self.changed:
+            self.demand = demand
+            try:
+                while True:
+                    self._raise_error()
+                    self.changed.notify_all()
+                    found = self._next_lease(demand)
+                    if found is not None:
+                        break
+                    now = time.monotonic()
+                    if demand.is_over(now) and (
+                        now > demand.until + _GRACE_S
+                        or all(one.served is demand or not one.ready for one in self._branches.values())
+                    ):
+                        return None
+                    await self.changed.wait(0.05 if demand.is_over(now) else min(demand.until - now, 1.0))
+            finally:
+                self.demand = None
         found[0].handed_out()
         return found
 
@@ -303,6 +341,12 @@ class ClusterConsumer(Consumer):
                 return branch.consumer, lease
         return None
 
+    def _raise_error(self) -> None:
+        self._check()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
     async def _next_batch(self, *, single: bool = False) -> Batch | None:
         self._check()
         idle_s, limits, in_turn = self._idle_timeout_s, None, self._in_turn
@@ -322,23 +366,32 @@ class ClusterConsumer(Consumer):
 
     async def flush(self) -> None:
         self._check()
-        for one in sorted(self._consumers(), key=lambda each: not each.link.connection.ready):
+        consumers = self._consumers()
+        for one in sorted(consumers, key=lambda each: not each.link.connection.ready):
             if one.link.connection.ready or one.subscription.holds:
                 await one.flush()
 
     def nack_handed_out(self, error: Exception) -> None:
         for one in self._consumers():
-            one.subscription.nack_handed_out(error, self._lease, length_hint(self._left))
+            with one.link.lock:
+                one.subscription.nack_handed_out(error, self._lease, length_hint(self._left))
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.notify()
-        await self._hand_over_all(time.monotonic(), at_once=True)
-        await asyncio.gather(*(branch.end() for branch in list(self._branches.values())))
+        with self.changed:
+            if self._closed:
+                return
+            self._closed = True
+            branches = list(self._branches.values())
+            self.changed.notify_all()
+        for branch in branches:
+            branch.stop()
+        if branches:
+            await self._hand_over_all(time.monotonic(), at_once=True)
+            await gather(_Branch.end, branches)
+        for leaving in self._leaving:
+            await leaving.end(0.0)
 
-    # Looked after now and then
+    # In the task that watches
 
     async def tend(self, now: float) -> None:
         await self._grow()
@@ -346,11 +399,15 @@ class ClusterConsumer(Consumer):
 
     async def _grow(self) -> None:
         """A branch for each broker there is."""
-        members = {one.id for one in self._cluster.fleet.members}
-        for broker in members - self._branches.keys():
-            self._branches[broker] = _Branch(self, broker)
-        for broker in self._branches.keys() - members:
-            await self._branches.pop(broker).end(deserted=True)
+        with self.changed:
+            if self._closed:
+                return
+            members = {one.id for one in self._cluster.fleet.members}
+            gone = [self._branches.pop(broker) for broker in list(self._branches) if broker not in members]
+            for broker in members - self._branches.keys():
+                self._branches[broker] = _Branch(self, broker)
+        self._leaving = [one for one in self._leaving if not one.done]
+        self._leaving += [Worker("towline-leave", branch.desert) for branch in gone]
 
     async def _hand_over_all(self, now: float, *, at_once: bool) -> None:
         for branch in list(self._branches.values()):
@@ -362,15 +419,22 @@ class ClusterConsumer(Consumer):
                 await self._hand_over(branch, consumer)
 
     async def _hand_over(self, branch: _Branch, consumer: Consumer) -> None:
-        handover = Handover(consumer.subscription, consumer.link.connection)
-        if len(handover) and await self._try_others(branch.broker, handover):
-            return
-        if handover.refused is not None:
-            branch.pace.in_vain(time.monotonic())
-        for call in handover.undone():
-            await consumer.link.start(call)
+        link = consumer.link
+        with link.lock:
+            if link.connection.ready:
+                return
+            handover = Handover(consumer.subscription, link.connection)
+        if not len(handover):
+            with link.lock:
+                again = handover.undone()
+        else:
+            again = await self._try_others(branch.broker, consumer, handover)
+            if handover.refused is not None:
+                branch.pace.in_vain(time.monotonic())
+        for call in again:
+            await link.start(call)
 
-    async def _try_others(self, broker: str, handover: Handover) -> bool:
+    async def _try_others(self, broker: str, consumer: Consumer, handover: Handover) -> list[Call]:
         tried = {broker}
         while (other := self._cluster.fleet.pick(self.topic, tried)) is not None:
             try:
@@ -379,7 +443,9 @@ class ClusterConsumer(Consumer):
                 log.warning("%s: broker %s does not take nacks of broker %s: %s", self.topic, other, broker, error)
                 tried.add(other)
                 continue
-            handover.done()
+            with consumer.link.lock:
+                handover.done()
             log.info("%s: %d nacks of broker %s went to broker %s", self.topic, len(handover), broker, other)
-            return True
-        return False
+            return []
+        with consumer.link.lock:
+            return handover.undone()

@@ -1,21 +1,28 @@
-"""The asyncio producer of a cluster. The counterpart of `cluster_producer`."""
+"""The batching producer of a cluster: a producer for each broker that it sends to.
+
+A topic has one broker at a time, so that what this producer sends to it stays in order; another topic, or another
+producer, has another. When that broker is away, the topic goes on at the next one, with everything that never left. A
+batch that was on its way stays with its broker, which may have it: it is sent there again when the broker returns, or
+fails after `delivery_timeout`. Ordered topics wait for the brokers of their shards.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
-from typing import Any
+from contextlib import AsyncExitStack, ExitStack, suppress
 
+from towline.client import process_end
 from towline.client._async.cluster import Cluster
-from towline.client._async.producer import Pending, Producer, done
+from towline.client._async.cluster_sender import count_shards
+from towline.client._async.producer import Pending, Producer, drained, end_all
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.cluster.brokers import DEDUP, Liveness
 from towline.client.cluster.reshard import Recount, not_asked
-from towline.client.cluster.routing import Outcome, count_shards
-from towline.client.link.flow import drive_later
-from towline.client.operation import Place, There
+from towline.client.cluster.routing import Outcome
+from towline.client.concurrency.tasks import Lock, Worker
+from towline.client.link.blocking import MADE_BEFORE_FORK
 from towline.client.produce.batch_sender import raise_unseen
 from towline.client.produce.encode import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.produce.sharding import ShardMap, shard_of
@@ -29,6 +36,8 @@ __all__ = ["ClusterProducer"]
 
 class ClusterProducer(Producer):
     """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
+
+    _closing = True  # until it is made
 
     def __init__(
         self, cluster: Cluster, make: Callable[[str, ShardMap], Producer], shards: ShardMap, keeps: bool
@@ -44,17 +53,20 @@ class ClusterProducer(Producer):
         self._recounts: dict[str, list[Outcome[Sharded]] | None] = {}
         """Topics that are held, because a broker says that they have another number of shards; and what all brokers
         say, once they were asked."""
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: list[Worker] = []
         self._keeps = keeps
         self._salt = secrets.token_hex(4)
+        self._guard = Lock()
         self._branches: dict[str, Producer] = {}
         self._alive: dict[str, Liveness] = {}
         self._routes: dict[str, Producer] = {}
         self._version = self._fleet.version
         self._closing = False
-        """See `cluster_producer.ClusterProducer`."""
+        """Nothing more is taken. It is `closed` when all is sent, and need not be looked after any more."""
         self._closed = False
+        self._why_closed = "the producer was closed"
         cluster.adopt(self)
+        process_end.watch(self)
 
     def __repr__(self) -> str:
         return f"<ClusterProducer of {len(self._branches)} brokers{', closed' if self._closed else ''}>"
@@ -77,7 +89,7 @@ class ClusterProducer(Producer):
         attempts: int | None = None,
     ) -> Pending:
         if self._closing:
-            raise Closed("the producer was closed")
+            raise Closed(self._why_closed)
         body, packed, at_us = as_body(body), as_headers(headers), as_deliver_at(delay, deliver_at, delay_level)
         as_key(key)
         as_key(shard_key)
@@ -120,13 +132,14 @@ class ClusterProducer(Producer):
         shards = 0
         if needed or not self._keeps or self._fleet.pick(topic) is not None:
             try:
-                shards = await drive_later(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
+                shards = await count_shards(self._cluster, self._shards, topic, needed=needed)
             except (Unavailable, Refused, TooMany):
                 if needed:
                     raise
-        # What was sent as to a shared one goes first; its broker will say so.
-        if self._counts.get(topic) is None:
-            self._counts.put(topic, shards)
+        with self._guard:
+            # What was sent as to a shared one goes first; its broker will say so.
+            if self._counts.get(topic) is None:
+                self._counts.put(topic, shards)
 
     async def _count_at_owner(self, topic: str, *, needed: bool) -> None:
         if self._keeps:
@@ -138,39 +151,53 @@ class ClusterProducer(Producer):
             if needed:
                 raise
 
-    async def _go(self, place: Place) -> Any:
-        assert isinstance(place, There), "one broker is asked after the other"
-        return await self._cluster.run(*place)
-
     def _route(self, topic: str) -> Producer:
-        found = self._routes[topic] = self._serving(topic)
-        return found
+        with self._guard:
+            found = self._routes[topic] = self._serving(topic)
+            return found
 
     def _serving(self, topic: str) -> Producer:
-        """See `cluster_producer.ClusterProducer`."""
-        found = self._branch(self._fleet.route(self._salt, topic))
-        found.welcome(topic)
-        return found
+        """The producer of the broker that this topic is sent to now."""
+        while True:
+            broker = self._fleet.route(self._salt, topic)
+            try:
+                found = self._branch(broker)
+            except Unavailable:
+                if self._fleet.get(broker) is None:
+                    continue  # it left the cluster in this moment
+                raise
+            found.welcome(topic)
+            return found
 
     def _branch(self, broker: str) -> Producer:
         found = self._branches.get(broker)
         if found is None:
-            found = self._branches[broker] = self._make(broker, self._counts)
-            self._alive[broker] = Liveness(fleet=self._fleet)
+            with self._guard:
+                found = self._branches.get(broker)
+                if found is None:
+                    found = self._branches[broker] = self._make(broker, self._counts)
+                    # We end it ourselves, when what it gave to others has been sent, too.
+                    process_end.forget(found)
+                    self._alive[broker] = Liveness(fleet=self._fleet)
         return found
 
+    # In the task that watches
+
     async def tend(self, now: float) -> None:
-        away = [broker for broker, branch in self._branches.items() if self._is_away(broker, branch, now)]
-        self._take_redirects()
-        if self._version != self._fleet.version:
-            self._version = self._fleet.version
-            if self._fleet.shared:
-                self._move_topics()
-            self._routes.clear()
-        if not self._fleet.shared:
-            for broker in away:
-                self._evacuate(broker)
-            self._recount()
+        with self._guard:
+            if self._closed:
+                return
+            away = [broker for broker, branch in self._branches.items() if self._is_away(broker, branch, now)]
+            self._take_redirects()
+            if self._version != self._fleet.version:
+                self._version = self._fleet.version
+                if self._fleet.shared:
+                    self._move_topics()
+                self._routes.clear()
+            if not self._fleet.shared:
+                for broker in away:
+                    self._evacuate(broker)
+                self._recount()
 
     def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
         link = branch.link
@@ -203,15 +230,15 @@ class ClusterProducer(Producer):
             self._branch(target).adopt(parcel)
 
     def _recount(self) -> None:
-        """See `cluster_producer.ClusterProducer`."""
+        """Topics have another number of shards: when all brokers have said how many, what waits for them goes to the
+        brokers that it belongs to now."""
         for branch in self._branches.values():
             while branch.recounts:
                 topic, _ = branch.recounts.popleft()
                 if topic not in self._recounts:
                     self._recounts[topic] = None
-                    asking = asyncio.get_running_loop().create_task(self._ask_all(topic))
-                    self._asking.add(asking)
-                    asking.add_done_callback(self._asking.discard)
+                    self._asking = [one for one in self._asking if not one.done]
+                    self._asking.append(Worker("towline-recount", self._ask_all, topic))
         for topic, outcomes in list(self._recounts.items()):
             if outcomes is not None:
                 self._rearrange(topic, outcomes)
@@ -226,42 +253,43 @@ class ClusterProducer(Producer):
         recount = Recount(self._fleet, self._salt, topic, outcomes)
         for broker in recount.homes:
             self._branch(broker)
-        exchanges = {broker: branch.exchange for broker, branch in self._branches.items()}
-        failed = recount.carry_out(exchanges, self._counts)
+        branches = dict(self._branches)
+        with ExitStack() as locks:
+            for branch in branches.values():
+                locks.enter_context(branch.lock)
+            exchanges = {broker: branch.exchange for broker, branch in branches.items()}
+            failed = recount.carry_out(exchanges, self._counts)
         if failed is None:
             return
         self._shards.forget(topic)
         self._routes.pop(topic, None)
         del self._recounts[topic]
-        for branch in self._branches.values():
+        for branch in branches.values():
             branch.rearranged(failed)
             failed = []
 
+    # The end
+
     async def flush(self, timeout: float | None = None) -> None:
-        branches = list(self._branches.values())
-        waiting = [parcel for branch in branches for parcel in branch.seal()]
-        for branch in branches:
-            branch.flushing += 1
-        try:
-            async with asyncio.timeout(timeout):
-                for parcel in waiting:
-                    await done(parcel)
-        except TimeoutError:
-            count = sum(branch.buffered for branch in branches)
-            raise Timeout(f"{count} messages are not acknowledged yet") from None
-        finally:
-            for branch in branches:
-                branch.flushing -= 1
-        raise_unseen([parcel for branch in branches for parcel in branch.take_failed()])
+        if not await drained(self._all(), timeout):
+            raise Timeout(f"{sum(branch.buffered for branch in self._all())} messages are not acknowledged yet")
+        raise_unseen([parcel for branch in self._all() for parcel in branch.take_failed()])
+
+    def _all(self) -> list[Producer]:
+        with self._guard:
+            return list(self._branches.values())
 
     async def close(self, timeout: float | None = None) -> None:
-        if self._closing:
-            return
-        self._closing = True
+        with self._guard:
+            if self._closing:
+                return
+            self._closing = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        process_end.forget(self)
         try:
             await self.flush(timeout)
         except BaseException as error:
-            for branch in self._all_at_last():
+            for branch in await self._all_at_last():
                 with suppress(Timeout):
                     await branch.close(0.0)
             if not (isinstance(error, Timeout) and self._keeps):
@@ -269,14 +297,24 @@ class ClusterProducer(Producer):
         else:
             async with AsyncExitStack() as stack:
                 # Something may have come in that very moment.
-                for branch in self._all_at_last():
-                    stack.push_async_callback(branch.close, timeout)
+                for branch in await self._all_at_last():
+                    left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                    stack.push_async_callback(branch.close, left_s)
 
-    def _all_at_last(self) -> list[Producer]:
+    async def _all_at_last(self) -> list[Producer]:
         self._closed = True
         for asking in self._asking:
-            asking.cancel()
-        return list(self._branches.values())
+            await asking.end(0.0)
+        return self._all()
 
     def end(self, timeout_s: float, *, final: bool) -> None:
-        """Each of its branches does so for itself."""
+        if not self._closing:
+            self._closing = final
+            self._closing = self._closed = end_all(self._all(), timeout_s, final=final)
+
+    def forked(self) -> None:
+        self._closing = self._closed = True
+        self._why_closed = MADE_BEFORE_FORK.format("producer")
+        self._guard = Lock()
+        for branch in self._branches.values():
+            branch.forked()

@@ -1,18 +1,19 @@
-"""The asyncio consumer. The counterpart of `consumer`."""
+"""The asyncio consumer."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from operator import length_hint
 from types import TracebackType
 from typing import Final, Self
 
 from towline.client import process_end, requests
+from towline.client._async.heartbeat import Heartbeat
+from towline.client._async.process_end import ConsumerEnd
 from towline.client.cluster.rank import Rank, standing
+from towline.client.concurrency.tasks import IN_TASKS, to_thread
 from towline.client.consume.batch import Batch as AnyBatch
 from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import Lease
@@ -27,6 +28,7 @@ __all__ = ["Batch", "Consumer"]
 log = logging.getLogger("towline.client")
 
 _CLOSE_S: Final = 5.0
+_COME_BACK_S: Final = 0.5
 
 
 class Batch(AnyBatch):
@@ -56,7 +58,7 @@ class Batch(AnyBatch):
         self._subscription.losses.report()
 
 
-class Consumer:
+class Consumer(ConsumerEnd):
     """Pulls messages of one topic. Made by `Client.consumer`; it has a connection of its own, and belongs to one task
     (single messages may be acked from any; `message.ack()` and its kin are not awaited).
 
@@ -66,29 +68,29 @@ class Consumer:
                     await handle(message.body)
     """
 
-    _closed = True  # until it is made
-
     def __init__(self, link: AioLink, subscription: Subscription) -> None:
         self._link = link
         self._subscription = subscription
-        subscription.in_tasks = True
-        self._pulse = HeartbeatTimer(link, subscription)
+        subscription.in_tasks = IN_TASKS
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
         self._closed = False
-        self._nudged = asyncio.Event()
-        self._sleeps_until = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._why_closed = "the consumer was closed"
+        self._pulse = HeartbeatTimer(link, subscription)
+        self._heartbeat: Heartbeat | None = None
 
     async def start(self) -> None:
+        """Join the group; `Client.consumer` does this for you."""
         try:
             await self._link.run(self._subscription.start())
             self._link.connection.member = self._subscription
             await self._link.run(self._subscription.take_up())
         except BaseException:
+            self._closed = True
+            await self._link.close()
             self._let_go_of_spool()
             raise
-        self._task = asyncio.get_running_loop().create_task(self._tend(), name="towline-heartbeat")
+        self._heartbeat = Heartbeat(self._tend, f"towline-heartbeat-{self.name}")
         process_end.watch(self)
 
     def __repr__(self) -> str:
@@ -211,7 +213,8 @@ class Consumer:
     def nack_handed_out(self, error: Exception) -> None:
         """This exception left the block of the consumer or its client: what was handed out and is not settled has
         failed, with the exception as the reason."""
-        self._subscription.nack_handed_out(error, self._lease, length_hint(self._left))
+        with self._link.lock:
+            self._subscription.nack_handed_out(error, self._lease, length_hint(self._left))
 
     async def close(self) -> None:
         """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
@@ -219,13 +222,12 @@ class Consumer:
             return
         self._closed = True
         process_end.forget(self)
-        if self._task is None:
+        if self._heartbeat is None:
             # It was never entered.
             self._let_go_of_spool()
             await self._link.close()
             return
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await self._heartbeat.stop()
         self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
         try:
             await self._link.run(self._subscription.close())
@@ -239,36 +241,12 @@ class Consumer:
             self._let_go_of_spool()
             self._subscription.losses.report()
 
-    # The end of the process, or of the event loop
-
-    def __del__(self) -> None:
-        self.end(0.0, final=True)
-
-    def end(self, timeout_s: float, *, final: bool) -> None:
-        """Nothing can be told any more: keep it on the disk, or say what is lost."""
-        subscription = self._subscription
-        if self._closed or not final:
-            return
-        self._closed = True
-        owed = subscription.owed
-        if subscription.spool is not None:
-            for _ in subscription.start_settles():
-                pass  # there is no connection to start them on
-            subscription.spool.keep(subscription.unkept(ready=False))
-            subscription.spool.close()
-        elif owed:
-            warnings.warn(
-                subscription.left_open(owed, "its event loop ended"), RuntimeWarning, stacklevel=2, source=self
-            )
-
-    def forked(self) -> None:
-        self._closed = True
-
     async def _keep(self, *, ready: bool) -> None:
         """What cannot be told goes to the local disk, if there is a spool."""
-        unkept = self._subscription.unkept(ready=ready)
+        with self._link.lock:
+            unkept = self._subscription.unkept(ready=ready)
         if unkept and self._subscription.spool is not None:
-            await asyncio.to_thread(self._subscription.spool.keep, unkept)
+            await to_thread(self._subscription.spool.keep, unkept)
 
     def _let_go_of_spool(self) -> None:
         if self._subscription.spool is not None:
@@ -276,7 +254,7 @@ class Consumer:
 
     def _check(self) -> None:
         if self._closed:
-            raise Closed("the consumer was closed")
+            raise Closed(self._why_closed)
 
     # For a consumer of many brokers
 
@@ -300,33 +278,30 @@ class Consumer:
 
     def _tell(self) -> None:
         self._subscription.losses.report()
-        if self._sleeps_until > self._pulse.stir():
-            self._nudged.set()
+        if self._heartbeat is not None:
+            self._heartbeat.nudge(self._pulse.stir())
 
-    async def _sleep(self) -> None:
-        tick_s = self._pulse.tick_s
-        self._sleeps_until = time.monotonic() + tick_s
-        try:
-            async with asyncio.timeout(tick_s):
-                await self._nudged.wait()
-        except TimeoutError:
-            pass
-        self._nudged.clear()
+    # In the heartbeat's task
 
-    async def _tend(self) -> None:
+    async def _tend(self) -> float:
         """Show that we are alive, and see to what cannot wait for the user's next call."""
-        while True:
-            # A link that broke reconnects by itself, because there is a consumer on it.
-            await self._sleep()
-            try:
+        try:
+            if self._link.connection.ready:
+                self._link.pump(0.0)  # what was heard counts before we judge our own silence
+            with self._link.lock:
                 self._pulse.judge(time.monotonic())
                 beat = self._pulse.due(time.monotonic())
-                if beat is not None:
-                    await self._link.start(beat)
-                await self._link.run(self._subscription.start_settles())
-                await self._keep(ready=self._link.connection.ready)
-                self._subscription.losses.report()
-            except TowlineError as error:
-                log.warning("%r: %s", self, error)
-            except Exception:
-                log.exception("%r: the heartbeat failed", self)
+            if beat is not None:
+                await self._link.start(beat)
+            await self._link.run(self._subscription.start_settles())
+            self._link.pump(0.0)
+            await self._keep(ready=self._link.connection.ready)
+            if self._subscription.holds:
+                # After a break the broker keeps it for a moment only, and the user's code may be busy for longer.
+                self._link.pump_until_ready(_COME_BACK_S)
+            self._subscription.losses.report()
+        except TowlineError as error:
+            log.warning("%r: %s", self, error)
+        except Exception:
+            log.exception("%r: the heartbeat failed", self)
+        return self._pulse.tick_s

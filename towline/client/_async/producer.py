@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,6 +15,7 @@ import msgspec
 
 from towline.client import process_end
 from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.concurrency.tasks import Lock
 from towline.client.link.aio import AioLink
 from towline.client.produce.accumulator import BatchLimits, ClusterAccumulator, expired
 from towline.client.produce.batch import ProducerBatch, call_back, with_origins
@@ -24,7 +25,7 @@ from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
 from towline.protocol.topics import Sharded
 
-__all__ = ["Pending", "Producer", "done"]
+__all__ = ["Pending", "Producer", "drained", "end_all"]
 
 log = logging.getLogger("towline.client")
 
@@ -43,7 +44,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
         return f"<Pending message {self._index} of {self._parcel!r}>"
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        yield from done(self._parcel).__await__()
+        yield from _done(self._parcel).__await__()
         return self._parcel.receipt(self._index)
 
     def done(self) -> bool:
@@ -72,12 +73,36 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
             call_back(self._parcel)
 
 
-async def done(parcel: ProducerBatch) -> None:
+async def _done(parcel: ProducerBatch) -> None:
     if not parcel.done:
         if parcel.waiter is None:
             parcel.waiter = asyncio.get_running_loop().create_future()
         # Shielded: one who is cancelled does not cancel it for the others.
         await asyncio.shield(parcel.waiter)
+
+
+async def drained(producers: Sequence[Producer], timeout: float | None) -> bool:
+    """Wait until everything sent so far came to an end; False if it takes too long."""
+    waiting = [parcel for producer in producers for parcel in producer.seal()]
+    for producer in producers:
+        producer.flushing += 1
+    try:
+        async with asyncio.timeout(timeout):
+            for parcel in waiting:
+                await _done(parcel)
+    except TimeoutError:
+        return False
+    finally:
+        for producer in producers:
+            producer.flushing -= 1
+    return True
+
+
+def end_all(producers: Sequence[Producer], timeout_s: float, *, final: bool) -> bool:
+    """The end of the process, or of the event loop, for the producers of one. True if it is the end."""
+    for producer in producers:
+        producer.end(timeout_s, final=final)
+    return final
 
 
 class Producer:
@@ -98,6 +123,7 @@ class Producer:
         self._accumulator: ClusterAccumulator[Pending] = ClusterAccumulator(limits, Pending)
         self._shipping = shipping
         self._shards = shipping.shards
+        self._lock = Lock()
         self._stirred = asyncio.Event()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -216,16 +242,8 @@ class Producer:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
         `Timeout` when it takes too long."""
-        waiting = self.seal()
-        self.flushing += 1
-        try:
-            async with asyncio.timeout(timeout):
-                for parcel in waiting:
-                    await done(parcel)
-        except TimeoutError:
-            raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet") from None
-        finally:
-            self.flushing -= 1
+        if not await drained([self], timeout):
+            raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet")
         raise_unseen(self._accumulator.take_failed())
 
     async def close(self, timeout: float | None = None) -> None:
@@ -298,6 +316,11 @@ class Producer:
     @property
     def recounts(self) -> deque[tuple[str, Sharded]]:
         return self._shipping.recounts
+
+    @property
+    def lock(self) -> Lock:
+        """Held by whoever uses the `exchange`."""
+        return self._lock
 
     @property
     def exchange(self) -> ClusterAccumulator[Pending]:

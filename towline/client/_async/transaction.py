@@ -1,24 +1,20 @@
-"""Transactions for asyncio. The counterpart of `transaction`."""
+"""Transactions of the asyncio client; and the tasks by which brokers ask what became of prepared ones."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from towline.client import requests
 from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.concurrency.tasks import Event, Worker, current, outcome_of
 from towline.client.link.aio import AioLink
 from towline.client.link.backoff import Backoff
-from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
-from towline.client.produce.sharding import ShardMap
+from towline.client.produce.encode import Body, as_lives
 from towline.client.produce.transaction import (
     DirectTransaction,
     Phase,
-    Senders,
     StoredTransaction,
     TransactionCore,
     Verdict,
@@ -27,10 +23,10 @@ from towline.client.produce.transaction import (
     verdict,
 )
 from towline.errors import Closed, Conflict, TowlineError
-from towline.model import Durability, Priority, Receipt, check_producer_group
-from towline.protocol.transactions import Check, TransactionState
+from towline.model import Priority, Receipt, check_producer_group
+from towline.protocol.transactions import Check
 
-__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transaction"]
+__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transaction"]
 
 log = logging.getLogger("towline.client")
 
@@ -119,7 +115,7 @@ class _Gathering(Generic[U]):
 class Transaction(_Gathering[DirectTransaction]):
     """Messages for any topics, stored together or not at all. Made by `Client.transaction`.
 
-        async with mq.transaction() as tx:          # leaves: commit; raises: abort
+        async with mq.transaction() as tx:        # leaves: commit; raises: abort
             await tx.send("orders", b"...")
             await tx.send("stock", b"...")
 
@@ -129,6 +125,7 @@ class Transaction(_Gathering[DirectTransaction]):
         return f"<Transaction of {len(self)} messages, {self.state}>"
 
     def begin(self) -> Self:
+        """Begin it, outside of a block."""
         self._core.begin()
         return self
 
@@ -144,7 +141,7 @@ class Transaction(_Gathering[DirectTransaction]):
         self._core.abort()
 
     async def __aenter__(self) -> Self:
-        self._core.begin(asyncio.current_task())
+        self._core.begin(current())
         return self
 
     async def __aexit__(
@@ -154,12 +151,19 @@ class Transaction(_Gathering[DirectTransaction]):
             if kind is None and self._core.phase is Phase.OPEN:
                 await self.commit()
         finally:
-            self._core.leave(asyncio.current_task())
+            self._core.leave(current())
 
 
 class PreparedTransaction(_Gathering[StoredTransaction]):
     """Messages that the broker keeps, durably and out of sight, while you carry out a transaction of your own. Made by
-    `Client.prepare`; see `towline.PreparedTransaction`."""
+    `Client.prepare`.
+
+        async with mq.prepare("shop", name="order-4423") as tx:
+            await tx.send("orders", b"...")
+            await tx.store()                # from here on the broker has it, and will ask what became of it
+            await database.commit()
+        # leaves: commit; raises after store(): the broker asks your `on_check`, because your commit may have happened
+    """
 
     def __repr__(self) -> str:
         return f"<PreparedTransaction {self.id} of {len(self)} messages, {self.state}>"
@@ -206,15 +210,15 @@ class Checker:
         self._links = links
         self._group = check_producer_group(producer_group)
         self._callback = callback
-        loop, name = asyncio.get_running_loop(), f"towline-checks-{producer_group}"
-        self._tasks = [loop.create_task(self._work(link), name=name) for link in links]
+        self._stopped = Event()
+        self._workers = [Worker(f"towline-checks-{producer_group}", self._work, link) for link in links]
 
     def __repr__(self) -> str:
         return f"<Checker of producer group {self._group}>"
 
     @property
     def closed(self) -> bool:
-        return all(task.done() for task in self._tasks)
+        return self._stopped.is_set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,17 +230,15 @@ class Checker:
 
     async def close(self) -> None:
         """Do not answer any more."""
+        self._stopped.set()
         for link in self._links:
             await link.close()
-        others = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others)
+        for worker in self._workers:
+            await worker.end()
 
     async def _work(self, link: AioLink) -> None:
         backoff = Backoff(0.1, 10.0, eager=False)
-        while True:
+        while not self._stopped.is_set():
             try:
                 for check in await link.run(await_checks(self._group)):
                     await self._answer(link, check)
@@ -245,14 +247,11 @@ class Checker:
                 return
             except TowlineError as error:
                 log.warning("producer group %s cannot be asked after its transactions now: %s", self._group, error)
-                await asyncio.sleep(backoff.next_s())
+                await self._stopped.wait(backoff.next_s())
 
     async def _answer(self, link: AioLink, check: Check) -> None:
         try:
-            said = self._callback(check)
-            if inspect.isawaitable(said):
-                said = await said
-            commit = verdict(said, check.transaction)
+            commit = verdict(await outcome_of(self._callback(check)), check.transaction)
             if commit is not None:
                 await link.run(decide(check.transaction, commit=commit))
         except Conflict as error:
@@ -263,102 +262,3 @@ class Checker:
             log.exception(
                 "what became of transaction %s could not be told; the broker will ask again", check.transaction
             )
-
-
-class Transacting:
-    """What a client can do about transactions."""
-
-    _sender: FrameEncoder
-    _senders: Senders
-    _shards: ShardMap
-
-    @property
-    def _link(self) -> AioLink:
-        raise NotImplementedError
-
-    @property
-    def _max_request_bytes(self) -> int:
-        raise NotImplementedError
-
-    def _one_link(self, broker: str = "") -> AioLink:
-        """To one broker, and no other."""
-        raise NotImplementedError
-
-    async def _count_shards(self, topic: str) -> int:
-        """Asked where each broker keeps messages of its own."""
-        raise NotImplementedError
-
-    def _homes(self) -> Callable[[str, int], str] | None:
-        """Where each broker keeps messages of its own: which one has a shard of a topic."""
-        raise NotImplementedError
-
-    def _links_of_all(self) -> list[AioLink]:
-        """New ones, to all brokers there are."""
-        raise NotImplementedError
-
-    def _adopt(self, child: Any) -> Any:
-        raise NotImplementedError
-
-    def transaction(
-        self, *, timeout: float | None = 60.0, durability: Durability | str | None = None, compress: bool = False
-    ) -> Transaction:
-        """A transaction: messages for any topics, seen by nobody until it is committed, then all at once; each lane
-        gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
-        one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
-        than `timeout` seconds ago is aborted instead of committed."""
-        core = DirectTransaction(
-            self._senders,
-            shards=self._shards,
-            homes=self._homes(),
-            max_request_bytes=self._max_request_bytes,
-            durability=as_durability(durability),
-            timeout_s=timeout,
-            compress=compress,
-        )
-        return Transaction(self._one_link, self._count_shards, core)
-
-    def prepare(
-        self,
-        producer_group: str,
-        name: str = "",
-        *,
-        check_after: float | None = None,
-        durability: Durability | str | None = None,
-    ) -> PreparedTransaction:
-        """A prepared transaction, for messages that belong to a transaction of your own database: the broker keeps them
-        out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
-        `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
-        producer group; `name` is your own reference, by which that client finds out."""
-        core = StoredTransaction(
-            self._sender,
-            producer_group,
-            name,
-            check_after,
-            shards=self._shards,
-            homes=self._homes(),
-            max_request_bytes=self._max_request_bytes,
-            durability=as_durability(durability),
-        )
-        return PreparedTransaction(self._one_link, self._count_shards, core)
-
-    def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
-        """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
-        transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet; it may be a
-        coroutine function."""
-        checker: Checker = self._adopt(Checker(self._links_of_all(), producer_group, callback))
-        return checker
-
-    async def transactions(self, *, parked: bool = False, limit: int = 1_000) -> list[TransactionState]:
-        """The prepared transactions that are not decided yet, the oldest first; or only those that are parked, because
-        nobody could tell what became of them."""
-        return await self._link.run(requests.transactions("", parked, limit))
-
-    async def find_transaction(self, transaction: str) -> TransactionState:
-        """A prepared transaction by its id, decided or not."""
-        return (await self._link.run(requests.transactions(transaction, False, 1)))[0]
-
-    async def resolve_transaction(
-        self, transaction: str, verdict: Literal["commit", "rollback"], *, reason: str = ""
-    ) -> None:
-        """Decide a prepared transaction by hand."""
-        await self._link.run(requests.resolve_transaction(transaction, verdict, reason))

@@ -1,18 +1,18 @@
+# Generated from towline/client/_async/cluster.py by scripts/unasync.py: change it there.
 """A cluster as a blocking client sees it: a link to each broker, a thread that watches, and what goes where."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, Protocol, TypeVar
 
 from towline.client.cluster.brokers import LATE_S, NEWS_S, ClusterBrokers, Liveness, address_of, next_look
 from towline.client.cluster.routing import Outcome
+from towline.client.concurrency.threads import Event, Lock, Worker, gather, sleep
 from towline.client.link.blocking import Link, no_answer
 from towline.client.link.connection import Buffer, Call
 from towline.client.link.flow import Flow, Start, Step, drive
@@ -60,16 +60,15 @@ class Cluster:
         self._started: dict[Call, tuple[str, Link]] = {}
         self._buffers: dict[Call, Sequence[Buffer]] = {}
         """What calls that were started carry, in case they have to be asked elsewhere."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._children: list[Child] = []
         self._watch = make_link(tuple(address_of(one) for one in fleet.members))
         self._following: list[tuple[Link, Liveness]] = []
         self._asking: Call | None = None
         self._asked_at = 0.0
         self._ask_at = 0.0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="towline-cluster", daemon=True)
-        self._thread.start()
+        self._closing = Event()
+        self._worker = Worker("towline-cluster", self._work)
 
     def __repr__(self) -> str:
         return f"<Cluster {self.fleet!r}>"
@@ -182,7 +181,7 @@ class Cluster:
                 self.fleet.learn_owner(topic, error.address)
                 if time.monotonic() + LATE_S >= deadline:
                     raise  # who asked at the last moment would only learn that there was no answer
-                time.sleep(_FOLLOW_S)
+                sleep(_FOLLOW_S)
                 again = Call(request, buffers)
                 continue
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
@@ -265,9 +264,7 @@ class Cluster:
 
     def outcomes_by(self, make_flow: Callable[[str], Flow[T]]) -> list[Outcome[T]]:
         """Run a flow at every broker, made by its id."""
-        members = self.fleet.members
-        with ThreadPoolExecutor(max_workers=min(len(members), 16), thread_name_prefix="towline-everywhere") as pool:
-            return list(pool.map(lambda one: self._outcome(one, make_flow(one.id)), members))
+        return gather(lambda one: self._outcome(one, make_flow(one.id)), self.fleet.members)
 
     def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
         if self.fleet.usable(member.id):
@@ -359,6 +356,5 @@ class Cluster:
             # The last one first; and all of them, though one may fail to.
             for link in (*links.values(), *(each for each, _ in self._following)):
                 stack.callback(link.close)
-            if threading.current_thread() is not self._thread:
-                stack.callback(self._thread.join, timeout=5.0)
+            stack.callback(self._worker.end)
             stack.callback(self._watch.close)

@@ -1,3 +1,4 @@
+# Generated from towline/client/_async/cluster_consumer.py by scripts/unasync.py: change it there.
 """The consumer of a cluster: a consumer at each broker, and a thread for each that pulls when somebody wants messages.
 
 Messages are acked at the broker that they came from. A broker that is away is tried again and again; its messages that
@@ -7,11 +8,8 @@ we hold can be worked on and settled meanwhile. Nacks that cannot be told are ha
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from operator import length_hint
 from typing import Final
 
@@ -20,6 +18,7 @@ from towline.client._sync.consumer import Batch, Consumer
 from towline.client.cluster.brokers import Liveness
 from towline.client.cluster.handover import Handover, Pace
 from towline.client.cluster.rank import Demand, Rank, is_turn_of
+from towline.client.concurrency.threads import Condition, Event, Worker, gather
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.pull_size import PullLimits
@@ -93,9 +92,8 @@ class _Branch:
         self.pulling = False
         self.turn = owner.next_turn()
         self.pace = Pace()
-        self.closed = threading.Event()
-        self.thread = threading.Thread(target=self._work, name=f"towline-pull-{broker}", daemon=True)
-        self.thread.start()
+        self.closed = Event()
+        self.worker = Worker(f"towline-pull-{broker}", self._work)
 
     @property
     def ready(self) -> bool:
@@ -125,10 +123,11 @@ class _Branch:
     def _attach(self) -> None:
         consumer = self._owner.make(self.broker)
         with self._owner.changed:
-            if self.closed.is_set():
-                raise Closed("the consumer was closed")
-            self.consumer = consumer
-            self._owner.changed.notify_all()
+            if not self.closed.is_set():
+                self.consumer = consumer
+                self._owner.changed.notify_all()
+                return
+        consumer.close()
 
     def _serve(self, consumer: Consumer) -> bool:
         """Serve one demand. False at the end."""
@@ -179,14 +178,18 @@ class _Branch:
         with self._owner.changed:
             self._owner.changed.notify_all()
 
-    def end(self, *, deserted: bool = False) -> None:
+    def desert(self) -> None:
+        """Its broker has left the cluster."""
+        if self.consumer is not None:
+            self.consumer.subscription.deserted = True
+        self.end()
+
+    def end(self) -> None:
         """Leave, and wait for the thread."""
         self.stop()
-        consumer = self.consumer
-        if consumer is not None:
-            consumer.subscription.deserted = deserted
-            consumer.close()
-        self.thread.join(timeout=5.0)
+        if self.consumer is not None:
+            self.consumer.close()
+        self.worker.end()
 
 
 class ClusterConsumer(Consumer):
@@ -206,25 +209,28 @@ class ClusterConsumer(Consumer):
         self._sender = sender
         self._idle_timeout_s = idle_timeout_s
         self.make = make
-        self.changed = threading.Condition()
+        self.changed = Condition()
         self.demand: Demand | None = None
         self._error: TowlineError | None = None
         self._branches: dict[str, _Branch] = {}
+        self._leaving: list[Worker] = []
         self._turn = 0
         self._turns = 0
         self._closed = False
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
-        self._grow()
-        try:
-            self._wait_attached(cluster.timeout_s)
-        except BaseException:
-            self.close()
-            raise
-        cluster.adopt(self)
 
     def __repr__(self) -> str:
         return f"<ClusterConsumer {self.name} of {self.topic}, group {self.group}, {len(self._branches)} brokers>"
+
+    def start(self) -> None:
+        self._grow()
+        try:
+            self._wait_attached(self._cluster.timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self._cluster.adopt(self)
 
     def _wait_attached(self, timeout_s: float) -> None:
         """Wait for all brokers that are there; but not long for the last ones."""
@@ -382,8 +388,9 @@ class ClusterConsumer(Consumer):
             branch.stop()
         if branches:
             self._hand_over_all(time.monotonic(), at_once=True)
-            with ThreadPoolExecutor(max_workers=min(len(branches), 16)) as pool:
-                list(pool.map(_Branch.end, branches))
+            gather(_Branch.end, branches)
+        for leaving in self._leaving:
+            leaving.end(0.0)
 
     # In the thread that watches
 
@@ -400,8 +407,8 @@ class ClusterConsumer(Consumer):
             gone = [self._branches.pop(broker) for broker in list(self._branches) if broker not in members]
             for broker in members - self._branches.keys():
                 self._branches[broker] = _Branch(self, broker)
-        for branch in gone:
-            threading.Thread(target=partial(branch.end, deserted=True), daemon=True).start()
+        self._leaving = [one for one in self._leaving if not one.done]
+        self._leaving += [Worker("towline-leave", branch.desert) for branch in gone]
 
     def _hand_over_all(self, now: float, *, at_once: bool) -> None:
         for branch in list(self._branches.values()):

@@ -1,3 +1,4 @@
+# Generated from towline/client/_async/cluster_producer.py by scripts/unasync.py: change it there.
 """The batching producer of a cluster: a producer for each broker that it sends to.
 
 A topic has one broker at a time, so that what this producer sends to it stays in order; another topic, or another
@@ -9,23 +10,20 @@ fails after `delivery_timeout`. Ordered topics wait for the brokers of their sha
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from towline.client import process_end
 from towline.client._sync.cluster import Cluster
-from towline.client._sync.producer import Producer
+from towline.client._sync.cluster_sender import count_shards
+from towline.client._sync.producer import Pending, Producer, drained, end_all
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.cluster.brokers import DEDUP, Liveness
 from towline.client.cluster.reshard import Recount, not_asked
-from towline.client.cluster.routing import Outcome, count_shards
+from towline.client.cluster.routing import Outcome
+from towline.client.concurrency.threads import Lock, Worker
 from towline.client.link.blocking import MADE_BEFORE_FORK
-from towline.client.link.flow import drive
-from towline.client.operation import Place, There
-from towline.client.produce.batch import Pending, ProducerBatch
 from towline.client.produce.batch_sender import raise_unseen
 from towline.client.produce.encode import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.produce.sharding import ShardMap, shard_of
@@ -39,6 +37,8 @@ __all__ = ["ClusterProducer"]
 
 class ClusterProducer(Producer):
     """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
+
+    _closing = True  # until it is made
 
     def __init__(
         self, cluster: Cluster, make: Callable[[str, ShardMap], Producer], shards: ShardMap, keeps: bool
@@ -54,9 +54,10 @@ class ClusterProducer(Producer):
         self._recounts: dict[str, list[Outcome[Sharded]] | None] = {}
         """Topics that are held, because a broker says that they have another number of shards; and what all brokers
         say, once they were asked."""
+        self._asking: list[Worker] = []
         self._keeps = keeps
         self._salt = secrets.token_hex(4)
-        self._guard = threading.RLock()
+        self._guard = Lock()
         self._branches: dict[str, Producer] = {}
         self._alive: dict[str, Liveness] = {}
         self._routes: dict[str, Producer] = {}
@@ -132,7 +133,7 @@ class ClusterProducer(Producer):
         shards = 0
         if needed or not self._keeps or self._fleet.pick(topic) is not None:
             try:
-                shards = drive(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
+                shards = count_shards(self._cluster, self._shards, topic, needed=needed)
             except (Unavailable, Refused, TooMany):
                 if needed:
                     raise
@@ -150,10 +151,6 @@ class ClusterProducer(Producer):
         except (Unavailable, Refused, TooMany):
             if needed:
                 raise
-
-    def _go(self, place: Place) -> Any:
-        assert isinstance(place, There), "one broker is asked after the other"
-        return self._cluster.run(*place)
 
     def _route(self, topic: str) -> Producer:
         with self._guard:
@@ -241,7 +238,8 @@ class ClusterProducer(Producer):
                 topic, _ = branch.recounts.popleft()
                 if topic not in self._recounts:
                     self._recounts[topic] = None
-                    threading.Thread(target=self._ask_all, args=(topic,), name="towline-recount", daemon=True).start()
+                    self._asking = [one for one in self._asking if not one.done]
+                    self._asking.append(Worker("towline-recount", self._ask_all, topic))
         for topic, outcomes in list(self._recounts.items()):
             if outcomes is not None:
                 self._rearrange(topic, outcomes)
@@ -274,19 +272,9 @@ class ClusterProducer(Producer):
     # The end
 
     def flush(self, timeout: float | None = None) -> None:
-        if not self._drained(timeout):
+        if not drained(self._all(), timeout):
             raise Timeout(f"{sum(branch.buffered for branch in self._all())} messages are not acknowledged yet")
         raise_unseen([parcel for branch in self._all() for parcel in branch.take_failed()])
-
-    def _drained(self, timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        waiting: list[ProducerBatch] = [parcel for branch in self._all() for parcel in branch.seal()]
-        try:
-            for parcel in waiting:
-                parcel.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
-        except Timeout:
-            return False
-        return True
 
     def _all(self) -> list[Producer]:
         with self._guard:
@@ -302,35 +290,32 @@ class ClusterProducer(Producer):
         try:
             self.flush(timeout)
         except BaseException as error:
-            self._closed = True
-            for branch in self._all():
+            for branch in self._all_at_last():
                 with suppress(Timeout):
                     branch.close(0.0)
             if not (isinstance(error, Timeout) and self._keeps):
                 raise
         else:
-            self._closed = True
             with ExitStack() as stack:
                 # Something may have come in that very moment.
-                for branch in self._all():
-                    stack.callback(branch.close, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+                for branch in self._all_at_last():
+                    left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                    stack.callback(branch.close, left_s)
+
+    def _all_at_last(self) -> list[Producer]:
+        self._closed = True
+        for asking in self._asking:
+            asking.end(0.0)
+        return self._all()
 
     def end(self, timeout_s: float, *, final: bool) -> None:
-        if self._closing:
-            return
-        self._closing = final
-        if not self._drained(timeout_s):
-            self._closing = final = True
-        self._closed = final
-        for branch in self._all():
-            if final:
-                branch.end(0.0, final=True)
-            else:
-                branch.report_lost()
+        if not self._closing:
+            self._closing = final
+            self._closing = self._closed = end_all(self._all(), timeout_s, final=final)
 
     def forked(self) -> None:
         self._closing = self._closed = True
         self._why_closed = MADE_BEFORE_FORK.format("producer")
-        self._guard = threading.RLock()
+        self._guard = Lock()
         for branch in self._branches.values():
             branch.forked()

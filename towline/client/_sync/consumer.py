@@ -1,3 +1,4 @@
+# Generated from towline/client/_async/consumer.py by scripts/unasync.py: change it there.
 """The blocking consumer."""
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from towline.client import process_end, requests
+from towline.client._sync.heartbeat import Heartbeat
+from towline.client._sync.process_end import ConsumerEnd
 from towline.client.cluster.rank import Rank, standing
+from towline.client.concurrency.threads import IN_TASKS, to_thread
 from towline.client.consume.batch import Batch as AnyBatch
-from towline.client.consume.heartbeat import Heartbeat, HeartbeatTimer
+from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.subscription import Subscription
-from towline.client.link.blocking import MADE_BEFORE_FORK, Link
+from towline.client.link.blocking import Link
 from towline.errors import Closed, TowlineError
 from towline.model import GroupConfig
 
@@ -55,7 +59,7 @@ class Batch(AnyBatch):
         self._subscription.losses.report()
 
 
-class Consumer:
+class Consumer(ConsumerEnd):
     """Pulls messages of one topic. Made by `Client.consumer`; it has a connection of its own, and belongs to one thread
     (single messages may be acked from any).
 
@@ -68,15 +72,26 @@ class Consumer:
     def __init__(self, link: Link, subscription: Subscription) -> None:
         self._link = link
         self._subscription = subscription
+        subscription.in_tasks = IN_TASKS
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
         self._closed = False
         self._why_closed = "the consumer was closed"
         self._pulse = HeartbeatTimer(link, subscription)
-        link.run(subscription.start())
-        link.connection.member = subscription
-        link.run(subscription.take_up())
-        self._heartbeat = Heartbeat(self._tend, f"towline-heartbeat-{subscription.consumer}")
+        self._heartbeat: Heartbeat | None = None
+
+    def start(self) -> None:
+        """Join the group; `Client.consumer` does this for you."""
+        try:
+            self._link.run(self._subscription.start())
+            self._link.connection.member = self._subscription
+            self._link.run(self._subscription.take_up())
+        except BaseException:
+            self._closed = True
+            self._link.close()
+            self._let_go_of_spool()
+            raise
+        self._heartbeat = Heartbeat(self._tend, f"towline-heartbeat-{self.name}")
         process_end.watch(self)
 
     def __repr__(self) -> str:
@@ -208,6 +223,11 @@ class Consumer:
             return
         self._closed = True
         process_end.forget(self)
+        if self._heartbeat is None:
+            # It was never entered.
+            self._let_go_of_spool()
+            self._link.close()
+            return
         self._heartbeat.stop()
         self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
         try:
@@ -219,37 +239,19 @@ class Consumer:
             self._keep(ready=True)
         finally:
             self._link.close()
-            if self._subscription.spool is not None:
-                self._subscription.spool.close()
+            self._let_go_of_spool()
             self._subscription.losses.report()
-
-    # The end of the process
-
-    def end(self, timeout_s: float, *, final: bool) -> None:
-        """Tell what was settled. What was not is taken away by the broker, because we are gone."""
-        owed = 0 if self._closed else self._subscription.owed
-        if not owed:
-            return
-        before, self._link.timeout_s = self._link.timeout_s, timeout_s
-        try:
-            self._link.run(self._subscription.flush())
-        except TowlineError as error:
-            process_end.forget(self)
-            self._keep(ready=False)
-            if self._subscription.spool is None:
-                log.error("%s", self._subscription.left_open(owed, error))
-        finally:
-            self._link.timeout_s = before
-
-    def forked(self) -> None:
-        self._closed, self._why_closed = True, MADE_BEFORE_FORK.format("consumer")
 
     def _keep(self, *, ready: bool) -> None:
         """What cannot be told goes to the local disk, if there is a spool."""
         with self._link.lock:
             unkept = self._subscription.unkept(ready=ready)
         if unkept and self._subscription.spool is not None:
-            self._subscription.spool.keep(unkept)
+            to_thread(self._subscription.spool.keep, unkept)
+
+    def _let_go_of_spool(self) -> None:
+        if self._subscription.spool is not None:
+            self._subscription.spool.close()
 
     def _check(self) -> None:
         if self._closed:
@@ -277,7 +279,8 @@ class Consumer:
 
     def _tell(self) -> None:
         self._subscription.losses.report()
-        self._heartbeat.nudge(self._pulse.stir())
+        if self._heartbeat is not None:
+            self._heartbeat.nudge(self._pulse.stir())
 
     # In the heartbeat's thread
 
@@ -294,16 +297,12 @@ class Consumer:
             self._link.run(self._subscription.start_settles())
             self._link.pump(0.0)
             self._keep(ready=self._link.connection.ready)
-            self._come_back()
+            if self._subscription.holds:
+                # After a break the broker keeps it for a moment only, and the user's code may be busy for longer.
+                self._link.pump_until_ready(_COME_BACK_S)
             self._subscription.losses.report()
         except TowlineError as error:
             log.warning("%r: %s", self, error)
         except Exception:
             log.exception("%r: the heartbeat failed", self)
         return self._pulse.tick_s
-
-    def _come_back(self) -> None:
-        """After a break the broker keeps what we hold for a moment only. The user's code may be busy for longer."""
-        deadline = time.monotonic() + _COME_BACK_S
-        while self._subscription.holds and not self._link.connection.ready and time.monotonic() < deadline:
-            self._link.pump(_COME_BACK_S / 10)

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from types import TracebackType
 from typing import Final, Self
 
@@ -30,7 +30,7 @@ from towline.errors import (
 from towline.model import Priority
 from towline.protocol.topics import Sharded
 
-__all__ = ["Producer"]
+__all__ = ["Pending", "Producer", "drained", "end_all"]
 
 log = logging.getLogger("towline.client")
 
@@ -486,6 +486,29 @@ class Producer:
             parcel.done = True
         if ended:
             self._changed.notify_all()
+
+
+def drained(producers: Sequence[Producer], timeout: float | None) -> bool:
+    """Wait until everything sent so far came to an end; False if it takes too long."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    waiting = [parcel for producer in producers for parcel in producer.seal()]
+    try:
+        for parcel in waiting:
+            parcel.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+    except Timeout:
+        return False
+    return True
+
+
+def end_all(producers: Sequence[Producer], timeout_s: float, *, final: bool) -> bool:
+    """The end of the process for the producers of one. True if it is the end."""
+    final = not drained(producers, timeout_s) or final
+    for producer in producers:
+        if final:
+            producer.end(0.0, final=True)
+        else:
+            producer.report_lost()
+    return final
 
 
 def _announce(parcel: ProducerBatch) -> None:

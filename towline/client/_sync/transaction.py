@@ -1,23 +1,21 @@
-"""Blocking transactions; and the thread by which a broker asks what became of prepared ones."""
+# Generated from towline/client/_async/transaction.py by scripts/unasync.py: change it there.
+"""Transactions of the blocking client; and the threads by which brokers ask what became of prepared ones."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from towline.client import requests
 from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.concurrency.threads import Event, Worker, current, outcome_of
 from towline.client.link.backoff import Backoff
 from towline.client.link.blocking import Link
-from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
-from towline.client.produce.sharding import ShardMap
+from towline.client.produce.encode import Body, as_lives
 from towline.client.produce.transaction import (
     DirectTransaction,
     Phase,
-    Senders,
     StoredTransaction,
     TransactionCore,
     Verdict,
@@ -26,10 +24,10 @@ from towline.client.produce.transaction import (
     verdict,
 )
 from towline.errors import Closed, Conflict, TowlineError
-from towline.model import Durability, Priority, Receipt, check_producer_group
-from towline.protocol.transactions import Check, TransactionState
+from towline.model import Priority, Receipt, check_producer_group
+from towline.protocol.transactions import Check
 
-__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transaction"]
+__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transaction"]
 
 log = logging.getLogger("towline.client")
 
@@ -128,6 +126,7 @@ class Transaction(_Gathering[DirectTransaction]):
         return f"<Transaction of {len(self)} messages, {self.state}>"
 
     def begin(self) -> Self:
+        """Begin it, outside of a block."""
         self._core.begin()
         return self
 
@@ -143,7 +142,7 @@ class Transaction(_Gathering[DirectTransaction]):
         self._core.abort()
 
     def __enter__(self) -> Self:
-        self._core.begin(threading.get_ident())
+        self._core.begin(current())
         return self
 
     def __exit__(
@@ -153,7 +152,7 @@ class Transaction(_Gathering[DirectTransaction]):
             if kind is None and self._core.phase is Phase.OPEN:
                 self.commit()
         finally:
-            self._core.leave(threading.get_ident())
+            self._core.leave(current())
 
 
 class PreparedTransaction(_Gathering[StoredTransaction]):
@@ -162,7 +161,7 @@ class PreparedTransaction(_Gathering[StoredTransaction]):
 
         with mq.prepare("shop", name="order-4423") as tx:
             tx.send("orders", b"...")
-            tx.store()                      # from here on the broker has it, and will ask what became of it
+            tx.store()                # from here on the broker has it, and will ask what became of it
             database.commit()
         # leaves: commit; raises after store(): the broker asks your `on_check`, because your commit may have happened
     """
@@ -212,11 +211,8 @@ class Checker:
         self._links = links
         self._group = check_producer_group(producer_group)
         self._callback = callback
-        self._stopped = threading.Event()
-        name = f"towline-checks-{producer_group}"
-        self._threads = [threading.Thread(target=self._work, args=(link,), name=name, daemon=True) for link in links]
-        for thread in self._threads:
-            thread.start()
+        self._stopped = Event()
+        self._workers = [Worker(f"towline-checks-{producer_group}", self._work, link) for link in links]
 
     def __repr__(self) -> str:
         return f"<Checker of producer group {self._group}>"
@@ -238,9 +234,8 @@ class Checker:
         self._stopped.set()
         for link in self._links:
             link.close()
-        for thread in self._threads:
-            if threading.current_thread() is not thread:
-                thread.join(timeout=5.0)
+        for worker in self._workers:
+            worker.end()
 
     def _work(self, link: Link) -> None:
         backoff = Backoff(0.1, 10.0, eager=False)
@@ -257,7 +252,7 @@ class Checker:
 
     def _answer(self, link: Link, check: Check) -> None:
         try:
-            commit = verdict(self._callback(check), check.transaction)
+            commit = verdict(outcome_of(self._callback(check)), check.transaction)
             if commit is not None:
                 link.run(decide(check.transaction, commit=commit))
         except Conflict as error:
@@ -268,99 +263,3 @@ class Checker:
             log.exception(
                 "what became of transaction %s could not be told; the broker will ask again", check.transaction
             )
-
-
-class Transacting:
-    """What a client can do about transactions."""
-
-    _sender: FrameEncoder
-    _senders: Senders
-    _shards: ShardMap
-
-    _link: Link
-
-    @property
-    def _max_request_bytes(self) -> int:
-        raise NotImplementedError
-
-    def _one_link(self, broker: str = "") -> Link:
-        """To one broker, and no other."""
-        raise NotImplementedError
-
-    def _count_shards(self, topic: str) -> int:
-        """Asked where each broker keeps messages of its own."""
-        raise NotImplementedError
-
-    def _homes(self) -> Callable[[str, int], str] | None:
-        """Where each broker keeps messages of its own: which one has a shard of a topic."""
-        raise NotImplementedError
-
-    def _links_of_all(self) -> list[Link]:
-        """New ones, to all brokers there are."""
-        raise NotImplementedError
-
-    def _adopt(self, child: Any) -> Any:
-        raise NotImplementedError
-
-    def transaction(
-        self, *, timeout: float | None = 60.0, durability: Durability | str | None = None, compress: bool = False
-    ) -> Transaction:
-        """A transaction: messages for any topics, seen by nobody until it is committed, then all at once; each lane
-        gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
-        one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
-        than `timeout` seconds ago is aborted instead of committed."""
-        core = DirectTransaction(
-            self._senders,
-            shards=self._shards,
-            homes=self._homes(),
-            max_request_bytes=self._max_request_bytes,
-            durability=as_durability(durability),
-            timeout_s=timeout,
-            compress=compress,
-        )
-        return Transaction(self._one_link, self._count_shards, core)
-
-    def prepare(
-        self,
-        producer_group: str,
-        name: str = "",
-        *,
-        check_after: float | None = None,
-        durability: Durability | str | None = None,
-    ) -> PreparedTransaction:
-        """A prepared transaction, for messages that belong to a transaction of your own database: the broker keeps them
-        out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
-        `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
-        producer group; `name` is your own reference, by which that client finds out."""
-        core = StoredTransaction(
-            self._sender,
-            producer_group,
-            name,
-            check_after,
-            shards=self._shards,
-            homes=self._homes(),
-            max_request_bytes=self._max_request_bytes,
-            durability=as_durability(durability),
-        )
-        return PreparedTransaction(self._one_link, self._count_shards, core)
-
-    def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
-        """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
-        transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet."""
-        checker: Checker = self._adopt(Checker(self._links_of_all(), producer_group, callback))
-        return checker
-
-    def transactions(self, *, parked: bool = False, limit: int = 1_000) -> list[TransactionState]:
-        """The prepared transactions that are not decided yet, the oldest first; or only those that are parked, because
-        nobody could tell what became of them."""
-        return self._link.run(requests.transactions("", parked, limit))
-
-    def find_transaction(self, transaction: str) -> TransactionState:
-        """A prepared transaction by its id, decided or not."""
-        return self._link.run(requests.transactions(transaction, False, 1))[0]
-
-    def resolve_transaction(
-        self, transaction: str, verdict: Literal["commit", "rollback"], *, reason: str = ""
-    ) -> None:
-        """Decide a prepared transaction by hand."""
-        self._link.run(requests.resolve_transaction(transaction, verdict, reason))

@@ -1,4 +1,4 @@
-"""Delayed messages: times of delivery as users give them, and list, cancel and move."""
+"""Delayed messages: times of delivery as users give them; list, cancel and reschedule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHORTEST_US: Final = 1_000
 
 
 def as_deliver_at(delay: float | None, deliver_at: Time | None, delay_level: int | None) -> int:
-    """What a frame's deliver-at column says: a time; or below 0, so that our clock does not matter, a delay."""
+    """The value of a frame's deliver-at column: a time; or below 0, so that our clock does not matter, a delay."""
     if delay is None and deliver_at is None and delay_level is None:
         return 0
     if (delay is not None) + (deliver_at is not None) + (delay_level is not None) > 1:
@@ -68,7 +68,7 @@ def as_deliver_at_each(
     delay_level: int | None,
     delays: Sequence[float | datetime | None] | None,
 ) -> list[int] | None:
-    """The same for many messages; None if none of them is delayed."""
+    """The column for many messages; None if none of them is delayed."""
     if delays is None:
         value = as_deliver_at(delay, deliver_at, delay_level)
         return [value] * count if value else None
@@ -83,7 +83,7 @@ def as_deliver_at_each(
                 # No function of our own for each: this is where the time goes.
                 return [-int(one * 1_000_000 + 0.5) for one in numbers]
             except ValueError:
-                # One that is not a number is told of below.
+                # One that is not a number raises below.
                 pass
     return [
         as_time_us(one) if isinstance(one, datetime) else as_deliver_at(one, None, None) if one else 0 for one in delays
@@ -91,21 +91,21 @@ def as_deliver_at_each(
 
 
 class DelayedEntry:
-    """A message that waits for its time."""
+    """A delayed message."""
 
     __slots__ = ("_entry", "broker")
 
     def __init__(self, entry: DelayedMessage) -> None:
         self._entry = entry
         self.broker = ""
-        """Where it waits, in a cluster whose brokers keep their own messages."""
+        """Its broker, in a cluster whose brokers keep their own messages."""
 
     def __repr__(self) -> str:
         return f"<DelayedEntry {self.id} due {self.deliver_at.isoformat()}>"
 
     @property
     def id(self) -> str:
-        """What `cancel` and `reschedule` take."""
+        """Its id, for `cancel` and `reschedule`."""
         name = message_id(self._entry.topic, DELAY, self._entry.id)
         return f"{name}@{self.broker}" if self.broker else name
 
@@ -124,7 +124,7 @@ class DelayedEntry:
 
     @property
     def lane(self) -> str:
-        """Where it goes when it is due: a priority, or the number of a shard."""
+        """Its destination: a priority, or the number of a shard."""
         return lane_name(self._entry.lane, self._entry.shards)
 
     @property
@@ -163,7 +163,7 @@ def delayed(
             raise BadRequest("delayed messages by key or id: say of which topic")
         chosen = _which(topic, message, key)
     if isinstance(after, DelayedEntry):
-        # Of those with the same time and number, at different brokers, the order is that of the brokers.
+        # Entries with the same time and number, at different brokers, are ordered by broker.
         after_us, after_id = after.deliver_at_us, after.number - (after.broker < broker)
     else:
         after_us, after_id = (0, 0) if after is None else (as_time_us(after), 0)
@@ -208,7 +208,7 @@ def cancel(topic: str, message: Receipt | str | int | None, key: str | None, dry
     if not isinstance(answer, DelayedCancelled):
         raise ProtocolError(f"CancelDelayed was answered by {type(answer).__name__}")
     if not answer.count and answer.before and call.resent:
-        # Asked twice because the connection broke: the first time was carried out.
+        # Sent twice because the connection broke: the first time was carried out.
         return answer.before
     if answer.gone:
         raise _gone(topic, answer.gone[0])

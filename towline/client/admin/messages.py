@@ -1,179 +1,31 @@
-"""Single messages: browse, find, trace, and change when they are delivered."""
+"""Single messages: by id, and by key and time."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from operator import attrgetter
 from typing import Final
 
 from towline.client import requests
-from towline.client.admin import delayed as delays_of
-from towline.client.admin.delayed import DelayedEntry, Time, settled_id
-from towline.client.admin.topics import TopicsAndGroups
-from towline.client.admin.trace import Trace, trace
-from towline.client.cluster import ids
+from towline.client.admin.delayed import settled_id
 from towline.client.consume.message import Message
 from towline.client.consume.message_block import MessageBlock
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow
-from towline.client.operation import Errand, offered
 from towline.client.produce.encode import as_sought_key, as_time_us
 from towline.client.produce.sharding import ShardMap
-from towline.client.results import Page
 from towline.errors import BadRequest, NotFound, ProtocolError, TooLarge
 from towline.frame.layout import unpacked_bytes
-from towline.model import LANES, Priority, Receipt, check_topic, lane_names, parse_message_id
+from towline.model import LANES, Priority, check_topic, lane_names, parse_message_id
 from towline.protocol import split_attachments
 from towline.protocol.messages import Find, Found
 
-__all__ = ["Messages", "find", "message"]
-
-
-class Messages(TopicsAndGroups):
-    # Delayed messages
-
-    @offered
-    def delayed(
-        self,
-        topic: str | None = None,
-        *,
-        after: DelayedEntry | Time | None = None,
-        max_messages: int = 100,
-        key: str | None = None,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        broker: str | None = None,
-    ) -> Errand[list[DelayedEntry]]:
-        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry. Of a
-        topic, only those with this `key`, or the one with this `id`, if it still waits."""
-        if id is not None:
-            broker = ids.whose(id, broker) or None
-        fleet = self._fleet
-        if fleet is not None and fleet.shared and not topic:
-            found = yield from self._outcomes(lambda: delays_of.delayed(None, after, max_messages))
-            return ids.join_delayed(max_messages, mark=False)(found, fleet.label)
-        label = fleet.label if fleet is not None else str
-        make_flow = partial(delays_of.delayed, topic, after, max_messages, key=key, message=id)
-        join = ids.join_delayed(max_messages)
-        return (yield from self._consult(topic or "", broker, lambda at: make_flow(label(at)), join))
-
-    @offered
-    def cancel(
-        self,
-        topic: str,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        *,
-        key: str | None = None,
-        dry_run: bool = False,
-        broker: str | None = None,
-    ) -> Errand[int]:
-        """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
-        delivered. `Conflict` if the one with this id does not wait any more."""
-        if id is not None:
-            its = ids.whose(id, broker)
-            return self._at_its_own(topic, its, f"the delayed message {id}", delays_of.cancel(topic, id, key, dry_run))
-        return self._consult(topic, broker, lambda _: delays_of.cancel(topic, id, key, dry_run), ids.join_counts)
-
-    @offered
-    def reschedule(
-        self,
-        topic: str,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        *,
-        key: str | None = None,
-        delay: float | None = None,
-        deliver_at: Time | None = None,
-        delay_level: int | None = None,
-        dry_run: bool = False,
-        broker: str | None = None,
-    ) -> Errand[int]:
-        """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
-        `Conflict` if the one with this id does not wait any more."""
-        at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
-        if id is not None:
-            its = ids.whose(id, broker)
-            return self._at_its_own(
-                topic, its, f"the delayed message {id}", delays_of.reschedule(topic, id, key, at_us, dry_run)
-            )
-        return self._consult(
-            topic, broker, lambda _: delays_of.reschedule(topic, id, key, at_us, dry_run), ids.join_counts
-        )
-
-    # Messages
-
-    @offered
-    def browse(
-        self,
-        topic: str,
-        lane: Priority | int = "middle",
-        *,
-        first: int = 0,
-        max_messages: int = 100,
-        max_bytes: int = 4 << 20,
-        broker: str | None = None,
-    ) -> Errand[Page[Message]]:
-        """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
-        on. Where each broker keeps its own messages: those of one `broker` (its name, address or id), or the oldest of
-        all, and `page.next` knows where it goes on at each."""
-        return self._consult(
-            topic,
-            broker,
-            lambda at: requests.browse(topic, lane, ids.number_at(first, at), max_messages, max_bytes),
-            ids.join_messages(max_messages),
-        )
-
-    @offered
-    def locate(
-        self, topic: str, lane: Priority | int, time: datetime | float, *, broker: str | None = None
-    ) -> Errand[int]:
-        """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        at_us = as_time_us(time)
-        return self._consult(topic, broker, lambda _: requests.locate(topic, lane, at_us), ids.join_places)
-
-    @offered
-    def message(self, message_id: str, *, broker: str | None = None) -> Errand[Message]:
-        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept. One that was
-        delayed is also found by the id that it got then (`orders/delay/17`), once it is in its lane. `Conflict` if
-        several brokers of a cluster have one: `orders/middle/42@b2` is that of broker `b2`."""
-        plain, named = ids.split_broker(message_id)
-        join = ids.join_message(plain)
-        return self._consult(plain.partition("/")[0], broker or named, lambda _: message(plain), join)
-
-    @offered
-    def find(
-        self,
-        topic: str,
-        *,
-        key: str | None = None,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        priority: Priority | None = None,
-        limit: int = 100,
-        broker: str | None = None,
-    ) -> Errand[list[Message]]:
-        """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
-        return self._consult(
-            topic,
-            broker,
-            lambda _: find(topic, key=key, since=since, until=until, priority=priority, limit=limit),
-            ids.join_found(limit),
-        )
-
-    @offered
-    def trace(
-        self, message_id: str, *, group: str | None = None, whole: bool = False, broker: str | None = None
-    ) -> Errand[Trace]:
-        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
-        It is told up to the ack; with `whole`, also what came behind it in a group that was set back. The id that a
-        message got when it was delayed (`orders/delay/17`) will do as well, once it is in its lane."""
-        plain, named = ids.split_broker(message_id)
-        join = ids.join_trace(plain)
-        return self._consult(plain.partition("/")[0], broker or named, lambda _: trace(plain, group, whole=whole), join)
+__all__ = ["find", "message"]
 
 
 MAX_BYTES: Final = 4 << 20
 FOUND_BYTES: Final = 64 << 20
-"""All that is found fits into this, unpacked: it is in memory at once."""
+"""All messages found fit into this, unpacked: they are in memory at once."""
 
 
 def message(message_id: str) -> Flow[Message]:
@@ -217,7 +69,7 @@ def find(
 
 
 def _find_in(request: Find, shards: int, found: list[Message], before: int) -> Flow[int]:
-    """Add what is in one lane; how many bytes that is. So many were found `before`."""
+    """Add messages of one lane; returns how many bytes they are. So many were found `before`."""
     first, room, size = 0, len(found) + request.max_messages, 0
     while True:
         asked = Find(

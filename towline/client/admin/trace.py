@@ -25,22 +25,22 @@ ASKED_MAX = 999
 
 
 class Step(NamedTuple):
-    """One thing that happened to a message in a group."""
+    """One event of a message in a group."""
 
     at_us: int
     what: str
     """pulled, acked, failed, gaveup, returned, released, buried, skipped, overrun, resent, started or moved; or, of the
-    group while it was not done with the message, paused or resumed."""
+    group while the message was not settled, paused or resumed."""
     consumer: str
     attempt: int
     reason: str
     due_us: int
-    """When it is tried again (failed), or when it is taken from its consumer (pulled); 0 is none."""
+    """Its next attempt (failed), or the deadline of the pull (pulled); 0 is none."""
     pull: int
     dead: int | None
-    """The number of the dead letter that it became (buried), or that was sent again (resent)."""
+    """The number of its dead letter (buried), or of the one that was sent again (resent)."""
     copy: bool
-    """It happened to the copy that was sent again."""
+    """It concerns the copy that was sent again."""
 
     @property
     def at(self) -> datetime:
@@ -48,14 +48,14 @@ class Step(NamedTuple):
 
 
 class GroupTrace(NamedTuple):
-    """What became of a message in one group."""
+    """The life of a message in one group."""
 
     group: str
     status: str
     """NEW, RUNNING, SUCCESS, FAIL, DEAD or GONE; BEFORE: it was there before the group began, and is not for it."""
     attempt: int
     due_us: int
-    """If it is to be delivered again: when."""
+    """The time of its next delivery, if any."""
     steps: list[Step]
     complete: bool
     """False if retention dropped some of the events, so that steps may be missing."""
@@ -66,11 +66,11 @@ class Trace(NamedTuple):
     message: Message | None
     """None if it is not kept any more, or hidden."""
     groups: list[GroupTrace]
-    """Those that may be seen by whoever asks."""
+    """Those that the caller may see."""
     hidden: bool = False
-    """Whoever asks may describe the topic, but not consume it: what the message holds is not shown."""
+    """The caller may describe the topic, but not consume it: the message's contents are not shown."""
     delay_id: str = ""
-    """The id that it had while it was delayed, if that is what was asked for."""
+    """The id that it had while it was delayed, if that was asked for."""
 
 
 def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
@@ -96,8 +96,8 @@ def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
 
 
 def _sight(topic: str, group: str | None) -> Flow[tuple[list[str], bool]]:
-    """The groups whose part of it may be seen, and whether the message may be read. It is asked for beforehand: what is
-    refused stands in the audit log, where nothing should be that nobody tried."""
+    """The groups that the caller may see, and whether it may read the message. Permissions are asked for beforehand: a
+    refusal would be in the audit log, though nobody tried."""
     names = [group] if group is not None else (yield from requests.topic(topic)).groups
     asked = names[:ASKED_MAX] if group is None else []
     may = [Grant("consume", "topic", topic), *(Grant("describe", "group", name) for name in asked)]
@@ -126,7 +126,7 @@ def _group_trace(topic: str, group: str, lane: int, seq: int, *, whole: bool) ->
 
 
 def _step(step: TraceStep, consumers: dict[int, str]) -> Step:
-    """Only a pull names its consumer; what follows names the pull."""
+    """Only a pull names its consumer; later events name the pull."""
     return Step(
         step.at_us,
         step.what,

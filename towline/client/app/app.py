@@ -29,7 +29,7 @@ _MAX_HANDLERS: Final = 1_000
 
 
 class App:
-    """Functions that handle messages, and what calls them.
+    """Handlers of messages, and their consumers.
 
         app = towline.App("towline://127.0.0.1:7400")
 
@@ -39,9 +39,10 @@ class App:
         app.run()                       # until SIGTERM or SIGINT; or `await app.serve()`, or `async with app:`
 
     A handler that returns acks its message; one that raises nacks it, with the exception as the reason. `Retry` and
-    `Reject` say more. What is running when the app stops may end within `stop_timeout` seconds; the rest goes back.
-    With a `name`, the consumers of the app are known by it; with a `spool_dir` as well, acks that cannot be told are
-    kept there."""
+    `Reject` say more. Handlers that run when the app stops may end within `stop_timeout` seconds; the rest goes back.
+    With a `name`, the consumers of the app are known by it; with a `spool_dir` as well, acks that cannot be sent are
+    kept there.
+    """
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class App:
 
         return register
 
-    # How it is
+    # State
 
     @property
     def client(self) -> Client:
@@ -149,7 +150,7 @@ class App:
         return not self.problems()
 
     def problems(self) -> list[str]:
-        """What is wrong, one sentence each."""
+        """Problems, one sentence each."""
         return [
             f"handler {one.handler.label} of topic {one.handler.topic} takes no messages: {one.stuck} calls are stuck"
             for one in self._handlings
@@ -245,7 +246,7 @@ class App:
             await serving
 
     async def _meet(self, stopping: asyncio.Event) -> Client | None:
-        """The broker may start after us: wait for it, until told to stop."""
+        """The broker may start after us: wait for it, until the stop."""
         stop = asyncio.create_task(stopping.wait())
         try:
             while not stopping.is_set():

@@ -1,4 +1,4 @@
-"""A function that handles the messages of a topic, and how it wants to be called."""
+"""A handler: a function for the messages of a topic, and its options."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Handler(NamedTuple):
 
 
 def batch_size(batch: bool | int) -> int:
-    """What `batch=` means: False single messages, True up to 100 at a time, a number up to so many."""
+    """The value of `batch=`: False single messages, True up to 100 at a time, a number up to so many."""
     if batch is True:
         return _BATCH
     return -1 if batch is not False and batch < 1 else int(batch)

@@ -33,13 +33,13 @@ log = logging.getLogger("towline.app")
 
 _WAIT_S: Final = 60.0
 _BRIEF_S: Final = 0.5
-"""How long a pull waits that is not to be broken off."""
+"""The wait of a pull that is not to be broken off."""
 _QUICK_S: Final = 0.1
 _SLOW_S: Final = 0.5
 _GRACE_S: Final = 1.0
-"""How long a cancelled coroutine may tidy up before it counts as stuck."""
+"""How long a cancelled coroutine may clean up before it counts as stuck."""
 _LOOK_S: Final = 1.0
-"""How often a handler that stopped taking messages looks whether its stuck calls came back."""
+"""How often a handler that stopped taking messages checks whether its stuck calls came back."""
 
 
 class _Call(Protocol):
@@ -76,7 +76,7 @@ class HandlerRunner:
         self._full = False
         self._pulled_at = 0.0
 
-    # How it is
+    # Figures
 
     @property
     def stuck(self) -> int:
@@ -95,7 +95,7 @@ class HandlerRunner:
     # Consuming
 
     async def run(self, consumer_options: dict[str, Any]) -> None:
-        """Until the app stops. Raises only what would go wrong again and again."""
+        """Until the app stops. Raises only errors that would come again and again."""
         watch = asyncio.create_task(self._watch_stop())
         backoff = Backoff(0.1, 5.0, eager=False)
         try:
@@ -125,7 +125,7 @@ class HandlerRunner:
             **options,
         )
         consumer = await opening
-        # Not `async with`: what goes wrong with a consumer is no fault of the messages that wait here for their turn.
+        # Not `async with`: an error of the consumer is no fault of the messages that wait here for their turn.
         try:
             one = not is_pattern(handler.topic)
             if one and handler.retry is not None and consumer.config.retry != handler.retry:
@@ -160,13 +160,13 @@ class HandlerRunner:
                     pull.add_done_callback(lambda _: self._changed.set())
                 await self._changed.wait()
             if pull is not None and consumer.config.mode == AT_MOST_ONCE:
-                # What it brings counts as consumed. It does not wait long.
+                # Its messages count as consumed. It does not wait long.
                 self._waiting += await pull
                 self._start_waiting()
                 pull = None
         finally:
             if pull is not None:
-                # What it brought, if anything, goes back with the consumer.
+                # Its messages, if any, go back with the consumer.
                 pull.cancel()
                 await asyncio.gather(pull, return_exceptions=True)
 
@@ -175,7 +175,7 @@ class HandlerRunner:
         self._adapt()
         size, wait_s = self._size, _WAIT_S
         if consumer.config.mode == AT_MOST_ONCE:
-            # What would wait here for its turn would be lost with us, and so would what came while we leave.
+            # Messages that wait here for their turn would be lost with us, and so would those that come while we leave.
             size, wait_s = min(size, self.handler.concurrency - len(self._running)), _BRIEF_S
         batch = await consumer.pull(batch_size or size, wait=wait_s)
         self._pulled_at = time.monotonic() if batch else 0.0
@@ -184,11 +184,12 @@ class HandlerRunner:
         return ([messages] if messages else []) if batch_size else [[message] for message in messages]
 
     def _adapt(self) -> None:
-        """More at a time while the handler is quick, fewer when it is slow: what waits here, others cannot do."""
+        """More at a time while the handler is quick, fewer when it is slow: messages that wait here are kept from
+        others."""
         if not self._pulled_at:
             return
         took_s = time.monotonic() - self._pulled_at
-        # To be quick with a few says nothing of many.
+        # A quick handler of a few messages may be slow with many.
         if took_s < _QUICK_S and self._full:
             self._size = min(2 * self._size, max(self.handler.max_messages, 1))
         elif took_s > _SLOW_S:
@@ -211,7 +212,7 @@ class HandlerRunner:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("handler %s of %s: %s", self.handler.label, self.handler.topic, error, exc_info=error)
 
-    # HandlerRunner
+    # Calls
 
     async def _handle(self, messages: list[Message]) -> None:
         handler = self.handler
@@ -253,8 +254,7 @@ class HandlerRunner:
             log.warning("handler %s ended with %s too late: %s", handler.label, _named(messages), late)
 
     def _timeout_s(self, messages: Sequence[Message]) -> float | None:
-        """How long a call may take: as the handler says, as long as its messages may take together, and no longer than
-        they are ours."""
+        """The time limit of a call: the handler's, that of its messages together, and no longer than their lease."""
         limits = [] if self.handler.timeout_s is None else [self.handler.timeout_s]
         own = [message.timeout for message in messages]
         if None not in own:
@@ -278,11 +278,11 @@ class HandlerRunner:
         if not ended:
             self._adrift.append(task)
         elif not task.cancelled():
-            # Looked at, or asyncio complains.
+            # Retrieved, or asyncio complains.
             task.exception()
 
     def _on_lost(self, lost: LostLease) -> None:
-        """Others have these messages now: drop the work, as far as it can be dropped."""
+        """Others have these messages now: stop the work, as far as possible."""
         for task, messages in self._running.items():
             call = self._calls.get(task)
             if call is not None and all(message.lost for message in messages):

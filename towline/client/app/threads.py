@@ -20,7 +20,7 @@ class Interrupted(BaseException):
 
 
 class Job:
-    """One call of a handler. `done` is a future of the loop; its result is what the handler raised, or None."""
+    """One call of a handler. `done` is a future of the loop; its result is the handler's error, or None."""
 
     __slots__ = ("_threads", "argument", "done", "function")
 

@@ -1,1 +1,1 @@
-"""Many messages past all delivery, for the Spark connector: `scan` reads, `publish` writes, over all `nodes`."""
+"""Bulk reading and writing past delivery, for the Spark connector: `scan` reads, `publish` writes, over all `nodes`."""

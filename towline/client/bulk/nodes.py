@@ -1,7 +1,7 @@
-"""The brokers behind a client, one by one: for those who read or write many messages (the Spark connector).
+"""The brokers behind a client, one by one, for bulk readers and writers (the Spark connector).
 
 Where brokers have stores of their own, each holds messages that no other has, and has an id that does not change. A
-broker alone has none here, and brokers that share a database are one: a link that finds who serves what is asked for.
+broker alone has none here, and brokers that share a database are one: a link that finds the owner of each topic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_shared(client: Client) -> bool:
 
 
 def nodes_of(client: Client, wanted: Sequence[str] = ()) -> list[Node]:
-    """All brokers that hold messages; of them only those that are wanted, by name, id or address, if any are."""
+    """All brokers that hold messages, or those that are wanted, by name, id or address."""
     cluster = client._cluster
     if cluster is None or cluster.fleet.shared:
         welcome = client._link.connection.welcome

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["Addressed", "Publisher"]
 
 AHEAD: Final = 4
-"""Requests on their way at a time."""
+"""Requests in flight at a time."""
 PATIENCE_S: Final = 1800.0
-"""How long publishing may take on top of a client's timeout: it moves all that was staged."""
+"""How long publishing may take on top of a client's timeout: it moves all staged frames."""
 
 
 class Addressed(NamedTuple):
-    """A frame and where it goes."""
+    """A frame and its destination."""
 
     topic: str
     lane: int
@@ -49,17 +49,17 @@ class Addressed(NamedTuple):
 
 
 class Publisher:
-    """Stages frames, or sends them, several requests at a time; publishes what was staged."""
+    """Stages frames, or sends them, several requests at a time; publishes staged frames."""
 
     def __init__(self, client: Client, durability: int = -1, link: Link | None = None, topic: str = "") -> None:
-        """Over the client's own link, or another one; `topic` says who serves it, where brokers share a store."""
+        """Over the client's own link, or another one; `topic` determines the broker, where brokers share a store."""
         self._link = link or client._link
         self._durability = durability
         self._topic = topic
         self._under_way: deque[Call] = deque()
         self._shards: dict[str, int] = {}
         self.records: list[int] = []
-        """What was staged, in order; complete once `settle` has returned."""
+        """The staged records, in order; complete once `settle` has returned."""
 
     @property
     def max_request_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Publisher:
         return welcome.max_request_bytes
 
     def shards(self, topic: str) -> int:
-        """How many shards a topic has: 0 for a shared one, or one that does not exist."""
+        """The number of shards of a topic: 0 for a shared one, or one that does not exist."""
         known = self._shards.get(topic)
         if known is None:
             known = self._shards[topic] = self._ask(Call(ShardCount(topic)), Sharded).shards
@@ -106,7 +106,7 @@ class Publisher:
     def publish(
         self, sink: str, epoch: int, records: Sequence[int], digest: bytes = b"", members: Sequence[str] = ()
     ) -> Published:
-        """Publish an epoch of a sink. A store that is full, or an answer that is late, is waited for."""
+        """Publish an epoch of a sink. Waits for a store that is full, or an answer that is late."""
         for again in (True, True, False):
             request = Publish(sink, epoch, list(records), self._durability, self._topic, digest, list(members))
             call = Call(request)
@@ -124,12 +124,12 @@ class Publisher:
             self._ask(Call(Unstage(list(records), self._topic)), Done)
 
     def report(self, topic: str, group: str, positions: Mapping[str, int]) -> None:
-        """Somebody who keeps their own progress has come this far, by lane."""
+        """Report the progress of a reader that keeps its own, by lane."""
         places = [(LANES.index(lane) if lane in LANES else int(lane), seq) for lane, seq in positions.items()]
         self._ask(Call(Report(topic, group, places)), Done)
 
     def move_hold(self, name: str, positions: Mapping[str, int]) -> None:
-        """Somebody for whom the broker's retention waits has come this far, by stream."""
+        """Report the progress of a hold, by stream."""
         self._ask(Call(MoveHold(name, dict(positions))), Done)
 
     def _ask(self, call: Call, expected: Any) -> Any:

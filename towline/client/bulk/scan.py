@@ -1,4 +1,4 @@
-"""Whole streams of a broker, for those who read many messages (the Spark connector)."""
+"""Reading whole streams of a broker, for bulk readers (the Spark connector)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StreamReader:
         self._link = node.link
 
     def survey(self, prefix: str) -> list[StreamState]:
-        """The streams whose names begin with this."""
+        """The streams with this prefix."""
         states: list[StreamState] = []
         while True:
             answer = self._ask(Call(Survey(prefix, states[-1].name if states else "")), Streams)
@@ -61,7 +61,7 @@ class StreamReader:
 
     def scan(self, stream: str, first: int, end: int, max_bytes: int = SCAN_BYTES) -> Iterator[Piece | Missing]:
         """Records `first` to `end`, in order and without a gap; it ends early if the stream does. While the caller
-        works on what came, the next is on its way."""
+        works on a part, the next is in flight."""
         call = self._start(stream, first, end, max_bytes) if first < end else None
         while call is not None:
             answer = self._ask(call, Scanned)

@@ -1,12 +1,12 @@
-"""The brokers of a cluster as a client sees them, sans I/O: which there are, which can be used, and what goes where.
+"""The brokers of a cluster as a client knows them, sans I/O: which exist, which are usable, and which to choose.
 
-Whether a broker can be used has two sources: what the brokers say of each other, and what we met with ourselves. The
-second is a circuit breaker: a broker that failed us is left alone for a second, for two when it fails again, and so on
-up to half a minute; it is trusted again as soon as it is heard of.
+Whether a broker is usable has two sources: the brokers' reports about each other, and our own failures. The second is a
+circuit breaker: a broker that failed us is left alone for a second, for two when it fails again, and so on up to half a
+minute; it is trusted again as soon as it is heard of.
 
-What goes where is decided by rendezvous hashing, so that everybody comes to the same answer without asking, and one
-that comes or goes moves only what is its own. Where brokers share a store, they say who has which topics: there a
-broker that only gives no answer is not suspected, because it may be busy; that it is deposed is heard from the others.
+Brokers are chosen by rendezvous hashing, so that everybody comes to the same answer without asking, and one that comes
+or goes moves only its own topics. Where brokers share a store, they report the owners of topics: there a broker that
+only gives no answer is not suspected, because it may be busy; that it is deposed is learned from the others.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from towline.protocol.cluster import Brokers, BrokerState, RealmState, realm_of
 __all__ = ["DEDUP", "LATE_S", "NEWS_S", "ClusterBrokers", "Liveness", "address_of", "next_look", "rendezvous"]
 
 NEWS_S: Final = 1.0
-"""Where brokers share a store, one that has nothing new to say to a client answers after so long."""
+"""Where brokers share a store, one that has no news for a client answers after so long."""
 LATE_S: Final = 0.5
-"""A broker that owes us an answer and says nothing for so long is asked for a sign of life."""
+"""A broker that owes us an answer and is silent for so long is sent a beat."""
 _HANGS_S: Final = 1.0
-"""One that gives none either is taken for away after so long."""
+"""One that does not answer it either counts as away after so long."""
 _BREAKS_S: Final = 0.05
 _ASK_EVERY_S: Final = 1.0
 _HOLD_S: Final = 1.0
 _HOLD_MAX_S: Final = 30.0
 _OWNERS_MAX: Final = 10_000
 DEDUP: Final = -1
-"""In place of a shard: where the messages of a topic go that have dedup ids."""
+"""In place of a shard: the messages of a topic that have dedup ids."""
 
 
 class _Breaker:
@@ -57,14 +57,15 @@ class _Link(Protocol):
 
 
 class Liveness:
-    """Whether a broker that owes us answers gives a sign of life."""
+    """Whether a broker that owes us answers is alive."""
 
     __slots__ = ("_fleet", "_since", "_told_at")
 
     def __init__(self, since: float | None = None, fleet: ClusterBrokers | None = None) -> None:
         self._since = since
         self._fleet = fleet
-        """While it tells who has which topics, others say whether a broker is to be left whose connection stands."""
+        """While it reports the owners of topics, others decide whether a broker is to be left whose connection
+        stands."""
         self._told_at = 0.0
 
     def is_away(self, now: float, link: _Link, *, waiting: bool = True) -> bool:
@@ -101,7 +102,7 @@ class ClusterBrokers:
         self._realms: list[RealmState] = []
         self.shared = brokers.shared
         self.mark = 0
-        """Of what was heard last (see `ListBrokers`)."""
+        """Of the last report (see `ListBrokers`)."""
         self.version = 0
         """Grows whenever something may have to go elsewhere."""
         self.update(brokers)
@@ -117,7 +118,7 @@ class ClusterBrokers:
         return self._members.get(broker)
 
     def label(self, broker: str) -> str:
-        """What people call a broker: its name, or its address where that is not the only one of its name."""
+        """The name of a broker for people, or its address where others have that name too."""
         state = self._members.get(broker)
         if state is None:
             return broker
@@ -134,7 +135,7 @@ class ClusterBrokers:
         raise NotFound(f"{problem} in this cluster: it has {known}")
 
     def update(self, brokers: Brokers) -> None:
-        """The registry of a broker."""
+        """Take over a broker's membership list."""
         with self._lock:
             members = {state.id: state for state in brokers.brokers if state.address}
             if members.keys() != self._members.keys() or any(
@@ -190,7 +191,7 @@ class ClusterBrokers:
             self._usable, self._shut = usable, frozenset(shut)
             self.version += 1
 
-    # What goes where
+    # Choice
 
     def route(self, salt: str, topic: str) -> str:
         """The broker that a sender, known by its salt, sends a topic to."""
@@ -198,7 +199,7 @@ class ClusterBrokers:
 
     @property
     def tells_owners(self) -> bool:
-        """The brokers say who has which topics."""
+        """The brokers report the owners of topics."""
         return bool(self._realms)
 
     def owner(self, topic: str) -> str | None:
@@ -211,7 +212,7 @@ class ClusterBrokers:
         return None if found in self._shut else found
 
     def learn_owner(self, topic: str, address: str) -> None:
-        """A broker said who serves a topic; nobody, without an address."""
+        """A broker reported the owner of a topic; none, without an address."""
         with self._lock:
             realms = self._realms
             if realms:
@@ -231,23 +232,23 @@ class ClusterBrokers:
                 self.version += 1
 
     def is_deposed(self, broker: str) -> bool:
-        """Where brokers share a store: others have all topics."""
+        """Where brokers share a store: whether others have all topics."""
         state = self._members.get(broker)
         return bool(self._realms) and not any(
             state is not None and state.address == one.address for one in self._realms
         )
 
     def is_late(self, link: _Link, liveness: Liveness, now: float) -> bool:
-        """Whether what is asked for on a link may have to be asked elsewhere (see `better_place`). A broker that is
-        reached under a name that is not its own may be the right one: it is asked for a sign of life."""
+        """Whether the requests of a link may have to go elsewhere (see `better_place`). A broker that is reached under
+        a name that is not its own may be the right one: it is sent a beat."""
         owes = link.connection.unanswered > 0
         if link.at not in self._by_address:
             return liveness.is_away(now, link, waiting=owes)
         return not link.connection.ready or (owes and now - link.last_received > LATE_S)
 
     def better_place(self, topic: str | None, address: str) -> str | None:
-        """Where brokers share a store: where to go on with what is asked for at this address and not answered; None if
-        that may be the right place. What is about no topic, any broker does that is there."""
+        """Where brokers share a store: where to send the unanswered requests of this address; None if that may be the
+        right place. Requests about no topic go to any broker that is there."""
         if topic is not None:
             owner = self.owner(topic) if self._realms else None
         else:
@@ -257,29 +258,29 @@ class ClusterBrokers:
         return None if found is None or found.address == address else found.address
 
     def pick(self, key: str, but: Iterable[str] = ()) -> str | None:
-        """A broker for something that may go to any: always the same for the same key, while it can be used. None if
-        there is none to be used."""
+        """A usable broker for something that may go to any: always the same for the same key. None if there is none."""
         return rendezvous(key, self._usable.difference(but))
 
     def home(self, topic: str, shard: int) -> str:
-        """The broker of a shard of an ordered topic: one of all there are, whether it can be used now or not."""
+        """The broker of a shard of an ordered topic: one of all there are, whether it is usable now or not."""
         chosen = rendezvous(f"{topic}/{shard}", self._members)
         assert chosen is not None, "a fleet has at least the broker that told of it"
         return chosen
 
 
 def rendezvous(key: str, brokers: Iterable[str]) -> str | None:
-    """The broker, of these, that something belongs to: the same for everybody who asks."""
+    """The broker, of these, that a key belongs to: the same for everybody who asks."""
     return max(brokers, key=lambda broker: rank(key, broker), default=None)
 
 
 def _later(known: RealmState, told: RealmState) -> RealmState:
-    """What to believe. Who tells it may be behind the times; and that nobody has a realm, its broker says itself."""
+    """The later of two reports. A broker may be behind the times; and that a realm has no owner counts from its owner
+    only."""
     return told if told.epoch > known.epoch or (told.epoch == known.epoch and told.address) else known
 
 
 def next_look(fleet: ClusterBrokers, call: Call, asked_at: float, now: float) -> float:
-    """When to ask again who is there, after this answer: at once, if the broker waits until it has something to say."""
+    """When to list the brokers again, after this answer: at once, if the broker waits until it has news."""
     waits = fleet.shared and call.error is None
     if waits and (call.answer.mark != fleet.mark or now - asked_at >= NEWS_S):
         return now

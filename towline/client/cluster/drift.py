@@ -20,7 +20,7 @@ __all__ = ["Disagreement", "disagreements", "settings"]
 Settings = tuple[list[TopicConfig], list[GroupConfig]]
 
 _OWN: Final = ("name", "topic", "created_at_us", "paused_at_us")
-"""What may differ, or is no setting."""
+"""Fields that may differ, or are no setting."""
 
 
 class Disagreement(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def settings() -> Flow[Settings]:
 
 
 def disagreements(outcomes: Sequence[Outcome[Settings]], label: Label) -> list[Disagreement]:
-    """What the brokers say that can be reached."""
+    """The differences among the brokers that can be reached."""
     topics: defaultdict[tuple[str, str], dict[str, TopicConfig]] = defaultdict(dict)
     groups: defaultdict[tuple[str, str], dict[str, GroupConfig]] = defaultdict(dict)
     for one in outcomes:

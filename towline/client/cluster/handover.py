@@ -1,7 +1,7 @@
 """Nacks whose broker is away, handed to another one with the whole messages; sans I/O.
 
-At its own broker the messages are still leased to us, so each nack becomes an ack there, to be told when that broker is
-back. A nack that was on its way may have arrived there all the same: then its message comes twice, which is better than
+At its own broker the messages are still leased to us, so each nack becomes an ack there, to be sent when that broker is
+back. A nack that was under way may have arrived there all the same: then its message comes twice, which is better than
 not until that broker returns.
 
 A message goes as it is: key, headers, shard key and dedup id, lifetime, limits, and when it was produced. Messages of
@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from towline.client.consume.lease import ACK, GIVE_BACK, drained
+from towline.client.consume.lease import drained
 from towline.client.consume.message import NACKED, Message
 from towline.client.consume.message_block import MessageBlock
 from towline.client.consume.subscription import Subscription
@@ -27,21 +27,20 @@ from towline.client.produce.encode import FRAME_BYTES, FRAME_MESSAGES, FrameEnco
 from towline.errors import ProtocolError, TooLarge
 from towline.frame.encode import packed_headers
 from towline.frame.layout import BODY, DEDUP, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY
-from towline.model import LANES
+from towline.model import DIED_ORIGIN, LANES
 from towline.protocol.cluster import HandBack, HandedBack
+from towline.protocol.consume import ACK, DEAD, GIVE_BACK
 from towline.protocol.messages import Act, Pull, Settled
 
 __all__ = ["Handover", "Pace", "whole_frame"]
 
-_DEAD: Final = 2
-_ORIGIN: Final = "towline-origin"
 _AFTER_S: Final = 1.0
-"""A broker that is away for so long is not waited for with nacks."""
+"""Nacks do not wait for a broker that is away for so long."""
 _PAUSE_MAX_S: Final = 60.0
 
 
 class Pace:
-    """When the nacks of a broker that is away are handed over."""
+    """The pace at which the nacks of a broker that is away are handed over."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
@@ -62,8 +61,8 @@ class Pace:
 
 
 class Handover:
-    """The nacks of a subscription that were not answered. Made, `done` and `undone` under the lock of its link, if it
-    has one; `flow` runs on a link to another broker."""
+    """The unanswered nacks of a subscription. Made, `done` and `undone` under the lock of its link, if it has one;
+    `flow` runs on a link to another broker."""
 
     def __init__(self, subscription: Subscription, connection: Connection) -> None:
         self._subscription = subscription
@@ -76,7 +75,7 @@ class Handover:
             self._acts += acts
             if isinstance(call.request, Pull):
                 call.request = msgspec.structs.replace(call.request, acts=[])
-                subscription.untold(acts)
+                subscription.withdraw(acts)
             else:
                 connection.abandon(call)
                 self._calls.append(call)
@@ -88,7 +87,7 @@ class Handover:
         """Set if some are too large for another broker."""
 
     def _take_waiting(self) -> list[Act]:
-        """What is to be told and not on its way yet, if there is a nack among it that may go elsewhere."""
+        """The acts that are not under way yet, if there is a nack among them that may go elsewhere."""
         nacks = self._subscription.nacks
         if not any(_is_nack(act) and not self._is_ordered(act) for act in list(nacks)):
             return []
@@ -109,7 +108,7 @@ class Handover:
         return sum(map(_is_nack, self._acts))
 
     def flow(self, sender: FrameEncoder) -> Flow[None]:
-        """Tell another broker what none has yet. Raises if some of it is too large there, once all else is told."""
+        """Send another broker what none has yet. Raises if some of it is too large there, once all else is sent."""
         self.refused = None
         for act in self._acts:
             for kind, messages in _portions(self._left(act)):
@@ -130,7 +129,7 @@ class Handover:
             attempt,
             act.reason,
             act.delay_s,
-            act.what == _DEAD,
+            act.what == DEAD,
         )
         try:
             answer = yield Call(request, [whole_frame(sender, messages)])
@@ -150,12 +149,12 @@ class Handover:
         return [message for message in self._messages.get(id(act), ()) if id(message) not in self._handed]
 
     def done(self) -> None:
-        """Others have them: what is left to tell their own broker are acks."""
+        """Others have them: their own broker still gets acks for them."""
         self._handed.update(id(message) for messages in self._messages.values() for message in messages)
         self._tell_own()
 
     def _tell_own(self) -> None:
-        """Let their own broker be told of acks, and of nacks of what no other took."""
+        """Send their own broker the acks, and the nacks of what no other took."""
         for act in self._acts:
             if not _is_nack(act):
                 self._subscription.nacks.append(act)
@@ -169,16 +168,16 @@ class Handover:
             if left:
                 self._subscription.nacks.append(msgspec.structs.replace(act, spans=_spans(left)))
         for call in self._calls:
-            # What it carried is told by others now. Until it was, the pulls count as held: a broker that returns takes
-            # back whatever we do not hold.
+            # Its acts were sent elsewhere now. Until then, the pulls count as held: a broker that returns takes back
+            # whatever we do not hold.
             acts: list[Act] = call.request.acts  # type: ignore[attr-defined]
-            self._subscription.untold(acts)
+            self._subscription.withdraw(acts)
             acts.clear()
             call.finish(Settled([]), memoryview(b""))
 
     def undone(self) -> list[Call]:
-        """Nobody took them, or not all of them. What nobody took is as before: the calls given back are to be started
-        again."""
+        """Nobody took them, or not all of them. What nobody took is as before: the calls that are returned are to be
+        started again."""
         if self._handed:
             self._tell_own()
             return []
@@ -202,7 +201,7 @@ def _kind(message: Message) -> tuple[int, int, int]:
 
 
 def _portions(messages: Iterable[Message]) -> Iterator[tuple[tuple[int, int, int], list[Message]]]:
-    """Those of one kind together, as many as a frame is filled with."""
+    """Those of one kind together, as many as fill a frame."""
     for kind, some in groupby(messages, key=_kind):
         portion: list[Message] = []
         size = 0
@@ -222,7 +221,7 @@ def whole_frame(sender: FrameEncoder, messages: Sequence[Message]) -> bytes:
         flag: [section.text(flag, index) for section, index in places] for flag in (KEY, DEDUP, SHARD_KEY)
     }
     texts[BODY] = [message.body for message in messages]
-    texts[HEADERS] = packed_headers([{**message.headers, _ORIGIN: message.id} for message in messages])
+    texts[HEADERS] = packed_headers([{**message.headers, DIED_ORIGIN: message.id} for message in messages])
     produced_us = [message.produced_at_us for message in messages]
     numbers: dict[int, list[int]] = {
         EXPIRES_AT: [section.expires_at_us(index) for section, index in places],

@@ -1,8 +1,8 @@
-"""Ids and cursors of messages over many brokers, and the merging of what they answer; sans I/O.
+"""Ids and cursors of messages over many brokers, and the merging of answers that hold them; sans I/O.
 
-Numbers and ids count at one broker only. So what was found in such a cluster says where it was: a message's id ends in
-`@` and the broker (`orders/middle/42@b2`), and numbers (`Numbered`, `Cursor`) know their broker, so that they can be
-given back as they came.
+Numbers and ids count at one broker only. So an answer from such a cluster names its broker: a message's id ends in `@`
+and the broker (`orders/middle/42@b2`), and numbers (`Numbered`, `Cursor`) know their broker, so that they can be given
+back as they came.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 ]
 
 Label = Callable[[str], str]
-"""What people call a broker, by its id."""
+"""The name of a broker for people, by its id."""
 T = TypeVar("T")
 Join = Callable[[Sequence[Outcome[T]], Label], T]
-"""Makes one answer of what the brokers say."""
+"""Makes one answer of the brokers' answers."""
 Item = TypeVar("Item", Message, DeadLetter)
 AT: Final = "@"
 
@@ -65,7 +65,7 @@ class Numbered(int):
 
 
 class Cursor(int):
-    """How far one is at each broker; as a number, all of that together."""
+    """A position at each broker; as a number, the sum."""
 
     numbers: dict[str, int]
 
@@ -76,7 +76,7 @@ class Cursor(int):
 
 
 def number_at(place: int, broker: str) -> int:
-    """Where to begin at a broker. A plain number counts at each; one that knows its broker counts there."""
+    """The position at a broker. A plain number counts at each; one that knows its broker counts there."""
     return place.numbers.get(broker, 0) if isinstance(place, Cursor) else int(place)
 
 
@@ -111,7 +111,7 @@ def unknown_broker(what: str) -> BadRequest:
 
 
 def _done(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:
-    """What each broker says that could be asked; raises if none could, or all refuse."""
+    """The answers of the brokers that could be asked; raises if none could, or all refuse."""
     merge_outcomes(outcomes, "asking", catch_up=True)
     return [(one.broker.id, one.result) for one in outcomes if one.error is None]  # type: ignore[misc]
 
@@ -141,7 +141,7 @@ def _join_pages(
     number: Callable[[Item], int],
     mark: Callable[[Item, str], Item],
 ) -> Page[Item]:
-    """The oldest of all; each broker goes on where its first message is that did not come along."""
+    """The oldest of all; each broker continues at its first message that is not among them."""
     rows = heapq.merge(*([(time(one), at, one) for one in page] for at, page in found), key=lambda row: row[:2])
     chosen = [row for row, _ in zip(rows, range(count), strict=False)]
     taken: defaultdict[str, int] = defaultdict(int)
@@ -248,5 +248,5 @@ def join_delayed(
 
 
 def join_counts(outcomes: Sequence[Outcome[int]], label: Any = None) -> int:
-    """How many it were at all brokers; `Partly` if some could not be asked."""
+    """The sum over all brokers; `Partly` if some could not be asked."""
     return sum(merge_outcomes(outcomes, "this"))

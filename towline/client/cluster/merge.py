@@ -58,8 +58,8 @@ def join_pages(request: ListPage, outcomes: Sequence[Outcome[PageListed]]) -> Pa
 
 
 def _ordered(lists: Iterable[Sequence[str]]) -> list[str]:
-    """Business lines in the order in which brokers show them: by name, or as they were told. What only one of them has
-    then stands behind the one before it there."""
+    """Business lines in the order in which brokers show them: by name, or as they were sent. One that only one broker
+    has stands behind the one before it there."""
     found: list[str] = []
     some = [list(lines) for lines in lists]
     if all(lines == sorted(lines) for lines in some):
@@ -76,7 +76,8 @@ def _ordered(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()) -> list[T]:
-    """Rows of the same thing, added up: numbers are, times are the earliest, and of the rest the first counts."""
+    """Rows of the same thing, added up: numbers are summed, times are the earliest, and of the rest the first
+    counts."""
     found: dict[Any, T] = {}
     for row in rows:
         name = key(row)
@@ -90,7 +91,7 @@ def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()
             if field in same:
                 changes[field] = max(mine, other)
             elif field == "alone_since_us":
-                # Whoever has a consumer at one broker is not alone.
+                # A group with a consumer at one broker is not alone.
                 changes[field] = 0 if not mine or not other else min(mine, other)
             elif field in _NOT_SUMMED:
                 changes[field] = (
@@ -103,7 +104,7 @@ def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()
 
 
 def join_pulses(outcomes: Sequence[Outcome[Pulsed]]) -> Pulsed:
-    """Figures added up; charts by the times of the first broker, each with what was last known of the others then."""
+    """Figures added up; charts by the times of the first broker, each with the others' latest figures at that time."""
     first, *others = merge_outcomes(outcomes, "asking", catch_up=True)
     if not others:
         return first
@@ -148,7 +149,7 @@ def join_alarms(outcomes: Sequence[Outcome[Alarms]]) -> Alarms:
 
 
 def join_clients(outcomes: Sequence[Outcome[list[ClientState]]], label: Callable[[str], str]) -> list[ClientState]:
-    """Who is connected where."""
+    """The clients of all brokers."""
     merge_outcomes(outcomes, "asking", catch_up=True)
     found = [
         msgspec.structs.replace(one, broker=label(outcome.broker.id))
@@ -177,7 +178,7 @@ def _about(template: TopicConfig) -> str:
 
 
 def join_storage(outcomes: Sequence[Outcome[Stored]], label: Callable[[str], str]) -> Stored:
-    """What all have, added up; segments with their broker's name, and settings that differ by broker."""
+    """Storage of all brokers, added up; segments with their broker's name, and settings that differ by broker."""
     merge_outcomes(outcomes, "asking", catch_up=True)
     found = sorted(
         ((label(one.broker.id), one.result) for one in outcomes if one.result is not None), key=lambda one: one[0]

@@ -13,7 +13,7 @@ __all__ = ["Demand", "Rank", "is_turn_of", "standing"]
 
 
 class Demand:
-    """Somebody waits for messages; each is one of its own."""
+    """A demand for messages; each is one of its own."""
 
     __slots__ = ("in_turn", "limits", "until")
 
@@ -22,7 +22,7 @@ class Demand:
         """None: as many as the iteration takes."""
         self.until = until
         self.in_turn = in_turn
-        """One broker is asked after the other, because what is pulled cannot be given back (at most once)."""
+        """One broker is pulled from after the other, because pulled messages cannot be given back (at most once)."""
 
     def is_over(self, now: float) -> bool:
         return now >= self.until
@@ -51,7 +51,7 @@ def is_turn_of(branch: _Branch, branches: Iterable[_Branch], demand: Demand) -> 
 
 
 class Rank(NamedTuple):
-    """The place of a consumer among those of its group, by name, from 0 on, and how many they are."""
+    """The rank of a consumer among those of its group, by name, from 0 on, and their number."""
 
     rank: int
     total: int

@@ -1,5 +1,5 @@
-"""A topic of a cluster whose brokers keep their own messages has another number of shards than a producer thought, sans
-I/O. The number says at which broker a message belongs, so all brokers are asked before anything is sent again."""
+"""A changed number of shards, in a cluster whose brokers keep their own messages; sans I/O. The number decides at which
+broker a message belongs, so all brokers are asked before anything is sent again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def not_asked(fleet: ClusterBrokers, error: Exception) -> list[Outcome[Sharded]]
 
 
 class Recount:
-    """What is to be done about one topic, by what its brokers say."""
+    """The step to take for one topic, by its brokers' answers."""
 
     def __init__(self, fleet: ClusterBrokers, salt: str, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> None:
         self._fleet = fleet
@@ -56,13 +56,13 @@ class Recount:
     def carry_out(
         self, exchanges: Mapping[str, ClusterAccumulator[Any]], counts: ShardMap
     ) -> list[ProducerBatch] | None:
-        """Put everything where it belongs, and go by the new number. The parcels that failed; None if it is to be tried
-        again in a moment. To be called with the locks of all of them held."""
+        """Put all messages where they belong, and use the new number. Returns the batches that failed; None if it is to
+        be tried again in a moment. To be called with the locks of all accumulators held."""
         if self._error is not None:
             counts.forget(self._topic)
             return give_up(self._topic, self._error, exchanges)
         if self._shards is None:
-            # Those that know it are away: what was refused is tried again until they are back.
+            # Brokers that know it are away: refused batches are tried again until they are back.
             for one in exchanges.values():
                 one.let_go(self._topic)
             return []

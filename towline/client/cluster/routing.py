@@ -10,13 +10,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from towline.client.cluster.brokers import DEDUP, ClusterBrokers
-from towline.client.link.flow import Flow
-from towline.client.operation import Errand, Everywhere, There
-from towline.client.produce import sharding
-from towline.client.produce.encode import as_bodies
-from towline.client.produce.receipts import Receipts
-from towline.client.produce.sharding import Common, Content, ShardMap, not_ordered, shards_of
-from towline.errors import Conflict, NotFound, Partly, Refused, TooMany, TowlineError, Unavailable, WrongShard
+from towline.client.produce.sharding import Common, Content, shards_of
+from towline.errors import Conflict, NotFound, Partly, TowlineError, Unavailable, WrongShard
 from towline.protocol.cluster import BrokerState
 from towline.protocol.groups import Sought
 from towline.protocol.messages import GroupState, LaneState, TopicState
@@ -25,14 +20,13 @@ from towline.protocol.topics import Purged, Sharded
 __all__ = [
     "Outcome",
     "agreed_shards",
-    "count_shards",
+    "by_broker",
     "merge_figures",
     "merge_groups",
     "merge_outcomes",
     "merge_purged",
     "merge_sought",
     "merge_topics",
-    "send_many",
     "split_by_home",
 ]
 
@@ -57,71 +51,16 @@ _SUMMED: Final = [
 
 
 class Outcome(NamedTuple, Generic[T]):
-    """What became of something at one broker."""
+    """The outcome at one broker."""
 
     broker: BrokerState
     result: T | None
     error: TowlineError | None
 
 
-def count_shards(fleet: ClusterBrokers, shards: ShardMap, topic: str, *, needed: bool) -> Errand[int]:
-    """How many shards a topic has where brokers keep their own messages. One that does not know the topic cannot tell,
-    because it may have been made without it: then the others are asked, but for those that are away. What none of them
-    knows is made by the first send, as a shared one. `needed`: by a shard key, which a shared topic has no use for."""
-    served: list[str] = []
-    answer: Sharded = yield There(topic, sharding.count_shards(topic), "", served)
-    others = [one.id for one in fleet.members if one.id not in served and fleet.usable(one.id)]
-    while not answer.known and others:
-        try:
-            answer = yield There(topic, sharding.count_shards(topic), others.pop(), if_alive=True)
-        except (Unavailable, Refused, TooMany):
-            continue
-    shards.put(topic, answer.shards)
-    if needed and not answer.shards:
-        raise not_ordered(topic)
-    return answer.shards
-
-
-def send_many(fleet: ClusterBrokers, common: Common, topic: str, content: Content) -> Errand[Receipts]:
-    """Each message to the broker that it belongs to, or all to any."""
-    if fleet.shared:
-        receipts: Receipts = yield There(topic, sharding.send_many(common, topic, content))
-        return receipts
-    content = content._replace(bodies=as_bodies(content.bodies))
-    needed = content.shard_keys is not None
-    shards = common.shards.get(topic)
-    for last in (False, True):
-        if shards is None or (needed and not shards):
-            shards = yield from count_shards(fleet, common.shards, topic, needed=needed)
-        parts = _by_broker(fleet, common, topic, shards, content)
-        sent: list[tuple[list[int], Receipts]] = []
-        try:
-            for home, numbers, part in parts:
-                flow = sharding.send_counted(common, topic, shards, part)
-                sent.append((numbers, (yield from _send_part(fleet, topic, flow, home))))
-        except WrongShard as error:
-            common.shards.forget(topic)
-            if sent or last:
-                yield from _explain(fleet, topic, sum(len(numbers) for numbers, _ in sent), len(content.bodies), error)
-            shards = None
-        else:
-            return sent[0][1] if len(sent) == 1 else sharding.joined(topic, len(content.bodies), sent)
-    raise AssertionError("the second time is the last")
-
-
-def _explain(fleet: ClusterBrokers, topic: str, done: int, count: int, error: WrongShard) -> Errand[None]:
-    """Raise why messages are refused; `Partly`, if some of them are stored."""
-    said: list[Outcome[Sharded]] = yield Everywhere(lambda _: sharding.count_shards(topic))
-    try:
-        agreed_shards(fleet, topic, said)
-    except WrongShard as better:
-        error = better
-    raise Partly(f"{done} of {count} messages are stored, the others not: {error}") if done else error
-
-
 def agreed_shards(fleet: ClusterBrokers, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> int | None:
-    """How many shards a topic has, by what all brokers say; None if none of them knows. `WrongShard` names them if they
-    do not agree: then nobody can tell where a message belongs."""
+    """The number of shards of a topic on which all brokers agree; None if none of them knows. `WrongShard` names them
+    if they do not agree: then nobody can tell where a message belongs."""
     said = {one.broker.id: one.result.shards for one in outcomes if one.result is not None and one.result.known}
     if len(set(said.values())) < 2:
         return next(iter(said.values()), None)
@@ -134,27 +73,20 @@ def agreed_shards(fleet: ClusterBrokers, topic: str, outcomes: Sequence[Outcome[
     )
 
 
-def _by_broker(
+def by_broker(
     fleet: ClusterBrokers, common: Common, topic: str, shards: int, content: Content
 ) -> list[tuple[str, list[int], Content]]:
-    """What goes to which broker, as `split_by_home`; without a name, to any."""
+    """Messages by broker, as `split_by_home`; without a name, for any."""
     if shards:
         return split_by_home(fleet, common, topic, shards, content)
     dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
     return [(fleet.home(topic, DEDUP) if dedup else "", [], content)]
 
 
-def _send_part(fleet: ClusterBrokers, topic: str, flow: Flow[Receipts], at: str) -> Errand[Receipts]:
-    served: list[str] = []
-    receipts: Receipts = yield There(topic, flow, at, served)
-    receipts.broker = fleet.label(served[-1]) if served else ""
-    return receipts
-
-
 def split_by_home(
     fleet: ClusterBrokers, common: Common, topic: str, shards: int, content: Content
 ) -> list[tuple[str, list[int], Content]]:
-    """The messages of an ordered topic by the broker that each belongs to: the broker, the places in the call, and the
+    """The messages of an ordered topic by the broker that each belongs to: the broker, the indices in the call, and the
     messages."""
     bodies = content.bodies
     lanes = shards_of(topic, shards, content, common.priority)
@@ -182,7 +114,7 @@ def _some(column: Any, numbers: Sequence[int]) -> Any:
 
 
 def merge_outcomes(outcomes: Sequence[Outcome[T]], what: str, *, catch_up: bool = False) -> list[T]:
-    """The results, if it was done everywhere. Raises what all say, or else `Partly` with what each says."""
+    """The results, if it was done everywhere. Raises the common error, or else `Partly` with that of each."""
     failed = [one for one in outcomes if one.error is not None]
     done: list[T] = [one.result for one in outcomes if one.error is None]  # type: ignore[misc]
     if not failed:
@@ -203,7 +135,7 @@ def merge_outcomes(outcomes: Sequence[Outcome[T]], what: str, *, catch_up: bool 
 
 
 def merge_topics(states: Sequence[Sequence[TopicState]]) -> list[TopicState]:
-    """The topics of all brokers: what they have is added up, lane by lane."""
+    """The topics of all brokers: their figures are added up, lane by lane."""
     by_name: dict[str, TopicState] = {}
     for state in (one for some in states for one in some):
         known = by_name.get(state.config.name)
@@ -230,7 +162,7 @@ def _merged_topic(one: TopicState, other: TopicState) -> TopicState:
 
 
 def merge_groups(states: Sequence[Sequence[GroupState]]) -> list[GroupState]:
-    """The groups of all brokers: figures are added up; a consumer counts once, with what it holds at all of them."""
+    """The groups of all brokers: figures are added up; a consumer counts once, with its leases at all of them."""
     by_name: dict[tuple[str, str], GroupState] = {}
     for state in (one for some in states for one in some):
         key = state.config.topic, state.config.name
@@ -271,7 +203,7 @@ def _merged_group(one: GroupState, other: GroupState) -> GroupState:
         unreadable=one.unreadable or other.unreadable,
         retry_load=max(one.retry_load, other.retry_load),
         unused_s=min(one.unused_s, other.unused_s),
-        # Each removes what is its own, once none of them has seen it used for long enough.
+        # Each removes its own, once none of them has seen it used for long enough.
         expires_in_s=-1.0
         if min(one.expires_in_s, other.expires_in_s) < 0
         else max(one.expires_in_s, other.expires_in_s),

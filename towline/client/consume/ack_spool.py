@@ -1,8 +1,8 @@
 """Acks and nacks that wait on the local disk because the broker is away.
 
-They are told when it is back: by the same consumer, whose calls outlive the connection, or by the next one of the same
-name, which reads them here. Nacks go first. A nack is kept with its messages, so that nothing is needed but the file to
-send them elsewhere.
+They are sent when it is back: by the same consumer, whose calls outlive the connection, or by the next one of the same
+name, which reads them here. Nacks go first. A nack is kept with its messages, so that the file alone is enough to send
+them elsewhere.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Final
 
 import msgspec
 
-from towline.client.consume.lease import ACK, GIVE_BACK, Lease, in_portions
+from towline.client.consume.lease import Lease, in_portions
 from towline.client.consume.message import NACKED
 from towline.client.link.connection import Call, Member
 from towline.client.link.flow import Flow
 from towline.client.link.spool_file import SpoolFile, spool_folder
 from towline.errors import QueueFull
+from towline.protocol.consume import ACK, GIVE_BACK
 from towline.protocol.messages import Act, Settle
 
 __all__ = ["AckSpool", "SpooledAck", "SpooledMessage"]
@@ -42,7 +43,7 @@ class SpooledMessage(msgspec.Struct, frozen=True, array_like=True):
 class SpooledAck(msgspec.Struct, frozen=True, array_like=True):
     act: Act
     messages: list[SpooledMessage] = []
-    """What was nacked; empty for acks."""
+    """The nacked messages; empty for acks."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -50,7 +51,7 @@ _decode = msgspec.msgpack.Decoder(SpooledAck).decode
 
 
 class AckSpool:
-    """The spool of one consumer. `left` are the acts of an earlier process, until they are told."""
+    """The spool of one consumer. `left` are the acts of an earlier process, until they are sent."""
 
     def __init__(self, folder: str | Path, topic: str, group: str, consumer: str) -> None:
         self._file = SpoolFile(spool_folder(folder) / f"{topic.replace('*', '+')}~{group}~{consumer}.acts", _MAX_BYTES)
@@ -67,14 +68,14 @@ class AckSpool:
     def is_empty(self) -> bool:
         return self._file.is_empty
 
-    # An earlier process
+    # Of an earlier process
 
     def pulls(self) -> list[int]:
         """The pulls that it had worked on."""
         return list(dict.fromkeys(act.pull for act in self.left))
 
     def still_held(self, held: Iterable[int]) -> None:
-        """What others have now cannot be acked any more."""
+        """Messages that others have by now cannot be acked any more."""
         pulls = set(held)
         for pull in self.pulls():
             if pull not in pulls:
@@ -84,7 +85,7 @@ class AckSpool:
         self.left = [act for act in self.left if act.pull in pulls]
 
     def tell_left(self, member: Member) -> Flow[None]:
-        """Tell what an earlier process could not, and give back what it had not settled."""
+        """Send what an earlier process could not, and give back what it had not settled."""
         give_back = [Act(GIVE_BACK, pull) for pull in self.pulls()]
         for portion in in_portions([*self.left, *give_back]):
             answer = yield Call(Settle(member.id, portion), (), member)
@@ -96,10 +97,10 @@ class AckSpool:
         self.left = []
         self._file.clear()
 
-    # This process
+    # Of this process
 
     def collect(self, calls: Iterable[Call], leases: Mapping[int, Lease]) -> list[SpooledAck]:
-        """What these calls would tell, as far as it is not kept yet."""
+        """The acts of these calls that are not kept yet."""
         kept: list[SpooledAck] = []
         for call in calls:
             if call.done or call in self._calls:
@@ -116,7 +117,7 @@ class AckSpool:
         return kept
 
     def keep(self, acts: list[SpooledAck]) -> bool:
-        """Write them to the disk. What has no room is not kept: its messages may come again."""
+        """Write them to the disk. Acts without room are not kept: their messages may come again."""
         try:
             self._file.append(_encode(act) for act in acts)
             return True
@@ -127,7 +128,7 @@ class AckSpool:
             return False
 
     def told(self) -> None:
-        """The broker is there: forget what it knows."""
+        """The broker has answered: forget the acts that it knows."""
         if self._calls and all(call.done for call in self._calls):
             self._calls.clear()
         if not self._calls and not self.left:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, overload
 
-from towline.client.consume.lease import ACK, NACK, Lease
+from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.outcome import Reject, Retry, as_reason, check_delay, describe, settle
 from towline.client.consume.subscription import Subscription
 from towline.client.link.flow import Flow
+from towline.protocol.consume import ACK, NACK
 from towline.protocol.messages import Act
 
 __all__ = ["Batch"]
@@ -21,8 +22,8 @@ class Batch:
     `nack` for all of them at once.
 
     As a context manager it settles what is not settled by then, as a message does: acked in the end, or nacked with the
-    exception as the reason; `Retry` and `Reject` say more. The broker is told with the next pull; nothing is waited
-    for."""
+    exception as the reason; `Retry` and `Reject` say more. The acts are sent with the next pull; nothing is waited for.
+    """
 
     def __init__(self, subscription: Subscription, lease: Lease | None) -> None:
         self._subscription = subscription
@@ -80,7 +81,7 @@ class Batch:
 
     @property
     def lost(self) -> bool:
-        """The lease is gone: drop what you were doing with these messages."""
+        """The lease is gone: stop working on these messages."""
         return self._lease is not None and self._lease.lost
 
     @property

@@ -1,7 +1,7 @@
 """The position of a consumer without a group, sent to a broker that has forgotten its group.
 
-For each lane that is the next message that we were not given, and those before it that we were given and that the
-broker has taken no ack for: they come again.
+For each lane that is the next message that the consumer was not given, and the earlier ones for which the broker has
+taken no ack: they come again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Final
 
 import msgspec
 
-from towline.client.consume.lease import ACK, GIVE_BACK, NACK, Lease
+from towline.client.consume.lease import Lease
 from towline.client.consume.message_block import runs_of
 from towline.frame.layout import attempts_in
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
+from towline.protocol.consume import ACK, GIVE_BACK, NACK
 from towline.protocol.messages import Act, Part, Place, Places
 
 __all__ = ["BroadcastPosition"]
@@ -27,7 +28,7 @@ log = logging.getLogger("towline.client")
 
 FOREVER: Final = 1 << 63
 _BESIDE_BYTES: Final = 112 << 10
-"""Of a request, what is not for places: the pulls that are held, and settings."""
+"""The part of a request that is not for positions: held pulls, and settings."""
 _LEAST_BYTES: Final = 16 << 10
 
 _first, _end = itemgetter(0), itemgetter(1)
@@ -39,7 +40,7 @@ class _Lane:
     def __init__(self, at: int = 0, open_: Iterable[tuple[int, int, int]] = ()) -> None:
         self.next = at
         self.open = list(open_)
-        """(first, end, attempt) of what we were given and is not settled: in order, nothing twice."""
+        """(first, end, attempt) of messages that were given and are not settled: in order, nothing twice."""
 
     def give(self, first: int, end: int, attempt: int) -> None:
         if not self.take(first, end):
@@ -51,7 +52,7 @@ class _Lane:
         insort(self.open, (first, end, attempt))
 
     def take(self, first: int, end: int) -> list[tuple[int, int, int]]:
-        """Take out what is open of these messages."""
+        """Remove the open ones among these messages."""
         low, high = bisect_right(self.open, first, key=_end), bisect_left(self.open, end, key=_first)
         found = self.open[low:high]
         if found:
@@ -61,12 +62,12 @@ class _Lane:
         return [(max(one, first), min(other, end), attempt) for one, other, attempt in found]
 
     def begin(self, at: int) -> None:
-        """The broker goes on here."""
+        """The broker continues here."""
         self.take(at, FOREVER)
         self.next = at
 
     def pieces(self) -> list[tuple[int, int, int]]:
-        """What is open, neighbours together."""
+        """The open messages, neighbours together."""
         found: list[tuple[int, int, int]] = []
         for first, end, attempt in self.open:
             if found and found[-1][1:] == (first, attempt):
@@ -94,7 +95,8 @@ class _Topic:
         return _Topic(self.shards, {number: _Lane(lane.next, lane.open) for number, lane in self.lanes.items()})
 
     def place(self, name: str, most: int) -> Place:
-        """With so many open pieces of a lane at most: if there are more, the lane comes again from there on."""
+        """The position, with so many open pieces of a lane at most: if there are more, the lane comes again from there
+        on."""
         at: list[tuple[int, int]] = []
         opened: list[tuple[int, int, int, int]] = []
         for number, lane in sorted(self.lanes.items()):
@@ -108,15 +110,15 @@ class _Topic:
 
 
 class BroadcastPosition:
-    """In all topics of one consumer, at one broker."""
+    """The positions in all topics of one consumer, at one broker."""
 
     def __init__(self) -> None:
         self._store = -1
         self._topics: dict[str, _Topic] = {}
         self._offered: dict[str, _Topic] = {}
-        """As the broker was told when we attached last."""
+        """As the broker got them when we attached last."""
 
-    # What becomes of messages
+    # Messages
 
     def given(self, lease: Lease, parts: Iterable[Part], *, once: bool) -> None:
         topic = self._topics.setdefault(lease.topic, _Topic(lease.shards, {}))
@@ -156,11 +158,11 @@ class BroadcastPosition:
                         if again:
                             insort(lane.open, (begin, end, section.attempt + 1))
 
-    # What the broker is told, and what it says
+    # Attach
 
     def places(self, leases: Iterable[Lease], max_bytes: int) -> Places | None:
-        """Where we are; None before we are anywhere. What was acked counts, though the broker may not know it yet: it
-        is told by this."""
+        """The positions; None before there are any. Acked messages count as settled, though the broker may not have
+        their acks yet: it learns of them by this."""
         if self._store < 0:
             return None
         self._offered = {name: topic.copy() for name, topic in self._topics.items()}
@@ -176,7 +178,7 @@ class BroadcastPosition:
         return Places(self._store, kept)
 
     def attached(self, places: Places | None) -> set[str]:
-        """The topics in which we have begun anew at our place, because the broker had forgotten it."""
+        """The topics in which we have begun anew at our position, because the broker had forgotten it."""
         if places is None:
             return set()
         met = places.store == self._store

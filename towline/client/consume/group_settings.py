@@ -23,7 +23,7 @@ _telling = threading.Lock()
 
 
 class RequestedSettings(NamedTuple):
-    """The settings of the group that were given to the consumer; None is as the group has it."""
+    """The settings of the group that were given to the consumer; None keeps the group's."""
 
     retry: RetryPolicy | None = None
     lease_timeout_s: float | None = None
@@ -31,7 +31,7 @@ class RequestedSettings(NamedTuple):
     mode: Literal["at-least-once", "at-most-once"] | None = None
 
     def differences(self, config: GroupConfig) -> list[tuple[str, str]]:
-        """What the group has instead of what was asked for, and the flags that would change it."""
+        """The group's settings that differ from the requested ones, and the flags that would change them."""
         found: list[tuple[str, str]] = []
         if self.retry is not None and self.retry != config.retry:
             found += _of_retry(self.retry, config.retry)
@@ -46,8 +46,8 @@ class RequestedSettings(NamedTuple):
         return found
 
     def compare(self, configs: Sequence[GroupConfig]) -> None:
-        """Warn of what groups have otherwise: the same only once, however many consumers ask for it; and once for all
-        topics at which it is the same."""
+        """Warn of differences: the same only once, however many consumers ask for it; and once for all topics at which
+        it is the same."""
         alike: dict[tuple[tuple[str, str], ...], list[GroupConfig]] = {}
         for config in configs:
             if found := tuple(self.differences(config)):
@@ -110,21 +110,21 @@ _TOPICS_MAX: Final = 100_000
 
 
 class EffectiveSettings:
-    def __init__(self, config: GroupConfig, wishes: RequestedSettings, prefetch: int) -> None:
+    def __init__(self, config: GroupConfig, requested: RequestedSettings, prefetch: int) -> None:
         self.config = config
         """As the broker has it, once we are attached; of a subscription by prefix, as we asked for it."""
         self.prefetch = prefetch
         """Of groups that deliver at most once nothing is fetched ahead: what waits here would be lost with us."""
         self.at_most_once = False
-        """Some group of ours delivers at most once."""
-        self._wishes = wishes
+        """Some group of the subscription delivers at most once."""
+        self._requested = requested
         self._others: dict[str, GroupConfig] = {}
-        """By topic, the groups of a subscription by prefix that are not as we asked for."""
+        """By topic, the groups of a subscription by prefix that differ from what we asked for."""
 
     def attached(self, answer: Attached) -> None:
         self.config = answer.config
         self._mind_mode(answer.config)
-        self._wishes.compare([answer.config])
+        self._requested.compare([answer.config])
         self._others.clear()
         self.learn(answer.groups)
 
@@ -133,7 +133,7 @@ class EffectiveSettings:
             if len(self._others) < _TOPICS_MAX:
                 self._others[config.topic] = config
             self._mind_mode(config)
-        self._wishes.compare(groups)
+        self._requested.compare(groups)
 
     def _mind_mode(self, config: GroupConfig) -> None:
         if config.mode == AT_MOST_ONCE:
@@ -141,5 +141,5 @@ class EffectiveSettings:
             self.at_most_once = True
 
     def of(self, topic: str) -> GroupConfig:
-        """The settings of our group on a topic."""
+        """The settings of the group on a topic."""
         return self._others.get(topic, self.config) if self._others else self.config

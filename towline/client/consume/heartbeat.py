@@ -1,20 +1,18 @@
-"""The heartbeat of a consumer: when one is due, and the thread that sends it while the user's code is busy."""
+"""The times of a consumer's heartbeats."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Call, Connection
 
-__all__ = ["Heartbeat", "HeartbeatTimer"]
+__all__ = ["HeartbeatTimer"]
 
 
 _WATCH_S: Final = 0.1
-"""A broker keeps what a consumer holds for half a second after the connection broke."""
+"""A broker keeps a consumer's leases for half a second after the connection broke."""
 _BUSY_S: Final = 2.0
 
 
@@ -38,10 +36,10 @@ class HeartbeatTimer:
         self._asked_at = 0.0
         """When the last beat was due."""
         self._contact_at = time.monotonic()
-        """Until then at least the broker has heard of us."""
+        """The broker has heard of us at least until then."""
         self._busy_until = 0.0
         self.watch_s = min(subscription.ack_interval_s, _WATCH_S)
-        """How soon a broken connection must be noticed, and acks be told."""
+        """How soon a broken connection must be noticed, and acks be sent."""
 
     @property
     def beat_s(self) -> float:
@@ -50,18 +48,18 @@ class HeartbeatTimer:
 
     @property
     def tick_s(self) -> float:
-        """Often while there is something to look after, or was a moment ago; else just often enough to beat."""
+        """Short while there are leases, or were a moment ago; else just often enough to beat."""
         busy = self._subscription.holds or time.monotonic() < self._busy_until
         return min(self.watch_s, self.beat_s / 2) if busy else self.beat_s / 2
 
     def stir(self) -> float:
-        """Messages came: until when looking after them may wait."""
+        """Messages came: returns until when looking after them may wait."""
         now = time.monotonic()
         self._busy_until = now + _BUSY_S
         return now + self.watch_s
 
     def judge(self, now: float) -> None:
-        """Drop what the broker must have taken away by now."""
+        """Drop the leases that the broker must have taken away by now."""
         connection = self._link.connection
         if connection.ready:
             self._contact_at = max(self._contact_at, min(self._link.last_sent, self._link.last_received))
@@ -70,8 +68,8 @@ class HeartbeatTimer:
         self._subscription.judge(now, silent_s if gone else 0.0)
 
     def due(self, now: float) -> Call | None:
-        """A beat to send now: if nothing else was sent lately, or to hear whether what we hold is still ours. A
-        connection that does not answer beats is given up."""
+        """A beat to send now: if nothing else was sent lately, or to learn whether our leases still stand. A connection
+        that does not answer beats is given up."""
         link, beat = self._link, self._beat
         if not link.connection.ready:
             self._beat = None
@@ -79,7 +77,7 @@ class HeartbeatTimer:
         if beat is not None and beat.done:
             self._beat = beat = None
         if beat is not None and now - max(self._beaten_at, link.last_received) > 2 * self.beat_s:
-            # Alive brokers answer. This one, or what is between us, is gone without a word.
+            # Alive brokers answer. This one, or the network between, is gone without a word.
             self._beat = None
             link.give_up(TimeoutError("the broker does not answer the heartbeat"))
             return None
@@ -91,38 +89,3 @@ class HeartbeatTimer:
         if beat is None:
             self._beat, self._beaten_at = call, now
         return call
-
-
-class Heartbeat:
-    """Calls `tend` again and again; it says how many seconds later it wants to be called again, at the latest."""
-
-    def __init__(self, tend: Callable[[], float], name: str) -> None:
-        self._tend = tend
-        self._nudged = threading.Event()
-        self._stopped = False
-        self._sleeps_until = 0.0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def nudge(self, by: float) -> None:
-        """There is something to look after by this time."""
-        if self._sleeps_until > by:
-            self._sleeps_until = 0.0
-            self._nudged.set()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._nudged.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
-
-    def _run(self) -> None:
-        wait_s = 0.0
-        while True:
-            self._sleeps_until = time.monotonic() + wait_s
-            self._nudged.wait(wait_s)
-            self._sleeps_until = 0.0
-            self._nudged.clear()
-            if self._stopped:
-                return
-            wait_s = self._tend()

@@ -1,13 +1,13 @@
 """Interrupting a thread. It cannot be stopped from outside; the best that Python has is to raise an exception in it,
 which comes between two bytecodes: code that waits in the operating system (a read, a sleep, a query) sees it when it is
-back. Anything may be there between two bytecodes, so it is looked where the thread is before:
+back. Anything may be there between two bytecodes, so the place of the thread is checked before:
 
 * Inside this client, an import or a log call, it would leave locks held and work half done: it is waited until the
   thread is back in the code that called.
 * In a finaliser or a callback of a weak reference, Python swallows it; and code may catch what it should not. So it is
   raised again, until the work has ended; but not in code that is handling an exception, which is tidying up.
 
-What must be stopped in time for certain belongs into a process of its own.
+Work that must be stopped in time for certain belongs into a process of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENDED_MAX: Final = 1_000
 
 _CLIENT: Final = "towline.client."
 _CALLERS: Final = frozenset({"towline.client.app.threads", "towline.client.telemetry"})
-"""They call the user's code."""
+"""Modules that call the user's code."""
 _DELICATE: Final = frozenset({"importlib._bootstrap", "importlib._bootstrap_external", "logging", "weakref"})
 
 
@@ -78,11 +78,13 @@ class Interruption:
         return self._done
 
     def ended_unseen(self, frame: FrameType) -> bool:
-        """Whether the work in this frame must have ended, though nobody said so: it begins anew at the same place."""
+        """Whether the work in this frame must have ended, though `end` was not called: it begins anew at the same
+        place."""
         return self._frame is frame and self._at == frame.f_lasti
 
     def look(self) -> float | None:
-        """In the watch's thread: raise it if this is the moment. When to look again, in seconds; None if it is over."""
+        """In the watch's thread: raise it if this is the moment. Returns when to look again, in seconds; None if it is
+        over."""
         with self._guard:
             if self._done:
                 return None

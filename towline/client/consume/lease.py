@@ -1,4 +1,4 @@
-"""A lease: the messages of one pull, and how each was settled."""
+"""A lease: the messages of one pull, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -17,28 +17,23 @@ from towline.client.consume.message_block import MessageBlock, cut
 from towline.client.consume.outcome import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
+from towline.protocol.consume import ACK, GIVE_BACK, NACK
 from towline.protocol.messages import Act
 
 __all__ = [
-    "ACK",
-    "GIVE_BACK",
-    "NACK",
     "Lease",
     "LostLease",
     "LostMessages",
     "all_refused",
     "drained",
     "in_portions",
+    "lost_parts",
     "merged",
-    "robbery",
 ]
 
 
 T = TypeVar("T")
 
-ACK: Final = 0
-NACK: Final = 1
-GIVE_BACK: Final = 3
 
 _ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
 _NACKED_RUNS: Final = re.compile(bytes([NACKED]) + b"+")
@@ -58,7 +53,7 @@ _MAX_PORTION: Final = 48 << 10
 
 
 class LostLease(msgspec.Struct, frozen=True):
-    """Messages this consumer held and no longer does; what it did with them may be done by another as well."""
+    """Messages this consumer held and no longer does; another may work on them as well."""
 
     topic: str
     group: str
@@ -81,9 +76,9 @@ class Lease:
         "in_tasks",
         "lock",
         "lost",
+        "lost_count",
         "pull",
         "returned",
-        "robbed",
         "sections",
         "shards",
         "topic",
@@ -101,31 +96,31 @@ class Lease:
         self.ends_at = 0.0
         """When the broker takes it away, by the steady clock; 0 is never."""
         self.in_tasks = False
-        """It is worked on by coroutines, so that time limits cancel tasks rather than interrupt threads."""
+        """Coroutines work on it, so that time limits cancel tasks rather than interrupt threads."""
         self.lost = False
         self.returned = False
-        """Some messages are to be passed over: they come again behind one that is tried again, or were taken away."""
+        """Some messages are to be skipped: they come again behind one that is retried, or were taken away."""
         self.closed = False
         """Its consumer was closed: what was not settled by then was given back."""
         self.handed_out = False
         """The user was given it, or the first messages of it."""
         self.dirty = False
-        self.robbed = 0
+        self.lost_count = 0
         """Messages that are settled as a whole and were taken away before, …"""
         self.why = ""
-        """… and why."""
+        """… and the reason."""
         self.unanswered = 0
         """Acts on the way to the broker."""
         self.lock = threading.RLock()
-        """Held by whoever settles more than one message, or nacks one: none of them overwrites what the other did. A
-        single ack does without; see `_turn`."""
+        """Held to settle more than one message, or to nack one: no thread overwrites what another did. A single ack
+        does without; see `_turn`."""
         self._raw = raw
         self._nacks = nacks
         self._dirty_leases = dirty_leases
 
     @classmethod
     def none(cls) -> Lease:
-        """One that holds nothing."""
+        """An empty lease."""
         return cls(0, [], deque(), deque())
 
     def __repr__(self) -> str:
@@ -137,7 +132,7 @@ class Lease:
         return sum([part.count for part, _ in self._raw])
 
     def open(self) -> None:
-        """Decode. What cannot be decoded is nacked: it is tried again, and ends among the dead letters."""
+        """Decode. Messages that cannot be decoded are nacked: they are retried, and end among the dead letters."""
         raw, self._raw = self._raw, []
         for part, data in raw:
             try:
@@ -160,10 +155,10 @@ class Lease:
             return self.sections[0].bodies
         return list(chain.from_iterable([section.bodies for section in self.sections]))
 
-    # What the user did
+    # Acts of the user
 
     def check_open(self) -> None:
-        """Nobody tells the broker of what is settled when the consumer is closed."""
+        """Raises if the consumer is closed: acts of its messages would never be sent."""
         if self.closed:
             raise Closed(
                 f"the consumer of topic {self.topic} was closed before the message was settled: it was given back, and "
@@ -178,8 +173,8 @@ class Lease:
         self._nacks.append(act)
 
     def nack_in_place(self, act: Act) -> None:
-        """A message of a shard is to be tried again: what we hold of the shard behind it goes back with it. What was
-        acked before must reach the broker before that."""
+        """A message of a shard is to be retried: the messages of the shard behind it that we hold go back with it. What
+        was acked before must reach the broker before that."""
         [(lane, first, _)] = act.spans
         self._nacks.extend([*self.take_acks(), act])
         for section in self.sections:
@@ -188,7 +183,7 @@ class Lease:
         self.returned = True
 
     def ack_all(self) -> None:
-        """All that nothing was said about; the broker is told with the next pull."""
+        """Ack all open messages; the acks are sent with the next pull."""
         self.check_open()
         with self.lock:
             for section in self.sections:
@@ -204,7 +199,7 @@ class Lease:
             self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, as_reason(reason))])
 
     def nack_seen(self, unseen: int, reason: str) -> None:
-        """Nack what is open, but for the last so many messages, which nobody was given."""
+        """Nack the open messages, but for the last so many, which nobody was given."""
         seen, spans = len(self) - unseen, list[tuple[int, int, int]]()
         with self.lock:
             for section in self.sections:
@@ -231,8 +226,8 @@ class Lease:
             for section in self.sections:
                 _turn(section.flags, table)
 
-    def rob(self, lane: int, first: int, count: int, why: str) -> int:
-        """Messages were taken away by the broker: how many of them are new to us."""
+    def lose_part(self, lane: int, first: int, count: int, why: str) -> int:
+        """Messages were taken away by the broker; returns how many of them are new to us."""
         if self._raw:
             self.open()
         found = 0
@@ -243,7 +238,7 @@ class Lease:
                     before = section.flags[begin:end]
                     found += end - begin - before.count(RETURNED) - before.count(TAKEN)
                     section.flags[begin:end] = before.translate(_TO_TAKEN)
-        self.robbed += found
+        self.lost_count += found
         self._taken(why)
         return found
 
@@ -263,8 +258,8 @@ class Lease:
         return rest if rest._raw else None
 
     def forgo(self, why: str) -> list[Act]:
-        """What is open is ours no longer, as far as we can tell. How it is given back, if the broker thinks otherwise:
-        what was acked before must reach it before that."""
+        """The open messages are ours no longer, as far as we can tell. Returns the acts that give them back, if the
+        broker thinks otherwise: what was acked before must reach it before that."""
         whole = self.open_count == len(self)
         acts = [] if whole else self.take_acks()
         if self._raw:
@@ -290,8 +285,8 @@ class Lease:
         self.sections = []
 
     def let_go(self) -> None:
-        """Nothing is to be told of it any more: its messages forget it. As a circle they would keep their bodies until
-        the garbage collector comes by, which counts objects and not bytes."""
+        """Nothing is sent of it any more: its messages forget it. As a cycle they would keep their bodies until the
+        garbage collector runs, which counts objects and not bytes."""
         ended = _ENDED[self.in_tasks]
         if self.lost or self.ends_at:
             ended = Lease.none()
@@ -299,11 +294,11 @@ class Lease:
         for section in self.sections:
             section.lease = ended
 
-    # What the broker is told
+    # Acts to send
 
     @property
     def open_count(self) -> int:
-        """Messages that nothing was said about yet."""
+        """Messages that are not settled yet."""
         if self._raw:
             return len(self)
         if len(self.sections) == 1:
@@ -311,7 +306,7 @@ class Lease:
         return sum([section.flags.count(OPEN) for section in self.sections])
 
     def acked(self) -> list[tuple[int, int, int]]:
-        """The messages that were acked, whether or not the broker was told."""
+        """The messages that were acked, whether or not the acks were sent."""
         return self._runs(_SETTLED_RUNS)
 
     def nacked(self) -> list[tuple[int, int, int]]:
@@ -326,7 +321,7 @@ class Lease:
         ]
 
     def take_acks(self) -> list[Act]:
-        """The acks that the broker has not been told of; from now on they count as told."""
+        """The acks that were not sent yet; from now on they count as sent."""
         with self.lock:
             return self._take_acks()
 
@@ -366,7 +361,7 @@ _ENDED[True].in_tasks = True
 def _turned(
     section: MessageBlock, runs: re.Pattern[bytes], table: bytes, begin: int = 0, end: int | None = None
 ) -> list[tuple[int, int, int]]:
-    """The spans of messages in one state, which they leave as the table says."""
+    """The spans of messages in one state, which is changed by the table."""
     flags, spans = section.flags, list[tuple[int, int, int]]()
     for run in runs.finditer(bytes(flags), begin, len(flags) if end is None else end):
         first, behind = run.span()
@@ -376,8 +371,8 @@ def _turned(
 
 
 def _turn(flags: bytearray, table: bytes, begin: int = 0) -> None:
-    """Translate flags from a place on, in one step of the interpreter: an ack that another thread notes meanwhile would
-    be overwritten."""
+    """Translate flags from an index on, in one step of the interpreter: an ack that another thread notes meanwhile
+    would be overwritten."""
     behind = slice(begin, None)
     turned = map(bytearray.translate, map(flags.__getitem__, (behind,)), (table,))
     deque(map(flags.__setitem__, (behind,), turned), maxlen=0)
@@ -393,7 +388,7 @@ def all_refused(acts: list[Act], error: TowlineError) -> list[tuple[int, str, st
 
 
 def merged(acts: Iterable[Act]) -> list[Act]:
-    """Neighbouring messages that failed alike become one act."""
+    """Neighbouring messages with the same outcome become one act."""
     out: list[Act] = []
     for act in acts:
         last = out[-1] if out else None
@@ -415,14 +410,14 @@ def _alike(one: Act, other: Act) -> bool:
     )
 
 
-def robbery(leases: Sequence[Lease]) -> LeaseLost | None:
-    """What to raise when these were settled as a whole, and some of their messages had been taken away before."""
-    robbed = [lease for lease in leases if lease.robbed]
-    if not robbed:
+def lost_parts(leases: Sequence[Lease]) -> LeaseLost | None:
+    """The error when these were settled as a whole, and some of their messages had been taken away before."""
+    lossy = [lease for lease in leases if lease.lost_count]
+    if not lossy:
         return None
-    count, total = sum(lease.robbed for lease in robbed), sum(map(len, leases))
+    count, total = sum(lease.lost_count for lease in lossy), sum(map(len, leases))
     return LeaseLost(
-        f"{count} of {total} messages were taken away before they were settled, and go to another: {robbed[0].why}. "
+        f"{count} of {total} messages were taken away before they were settled, and go to another: {lossy[0].why}. "
         "The rest is settled; `message.lost` tells which are not"
     )
 
@@ -449,21 +444,21 @@ log = logging.getLogger("towline.client")
 class LostMessages:
     def __init__(self, topic: str, group: str, on_lost: Callable[[LostLease], None] | None) -> None:
         self.messages = 0
-        """So many in all."""
+        """The number of messages in all."""
         self._topic = topic
         self._group = group
         self._on_lost = on_lost
-        self._untold: deque[LostLease] = deque()
+        self._unreported: deque[LostLease] = deque()
 
     def note(self, pull: int, count: int, reason: str) -> None:
         if count:
             self.messages += count
-            self._untold.append(LostLease(self._topic, self._group, pull, count, reason))
+            self._unreported.append(LostLease(self._topic, self._group, pull, count, reason))
 
     def report(self) -> None:
-        """Tell the user. Drivers call this where the user's code may do anything: under no lock."""
-        while self._untold:
-            lost = self._untold.popleft()
+        """Report to the user. Drivers call this where the user's code may do anything: under no lock."""
+        while self._unreported:
+            lost = self._unreported.popleft()
             log.warning("%s, group %s: %d messages lost: %s", lost.topic, lost.group, lost.count, lost.reason)
             if self._on_lost is not None:
                 self._on_lost(lost)

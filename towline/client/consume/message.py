@@ -12,7 +12,7 @@ import msgspec
 from towline.client.consume.outcome import settle
 from towline.client.consume.time_limit import HandlerTimeout
 from towline.frame.layout import attempts_in
-from towline.model import LANES, Priority, lane_name, message_id
+from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, LANES, Priority, lane_name, message_id
 
 if TYPE_CHECKING:
     from towline.client.consume.message_block import MessageBlock
@@ -21,12 +21,12 @@ __all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TAKEN", "TOLD", "DeadLetter",
 
 OPEN: Final = 0
 ACKED: Final = 1
-"""Acked by the user; the broker has not been told yet."""
+"""Acked by the user; not sent to the broker yet."""
 TOLD: Final = 2
-"""Acked, and told to the broker or on the way."""
+"""Acked, and sent to the broker or on the way."""
 NACKED: Final = 3
 RETURNED: Final = 4
-"""Of a shard, behind a message that is tried again: it goes back to the broker with that one."""
+"""Of a shard, behind a message that is retried: it goes back to the broker with that one."""
 TAKEN: Final = 5
 """The broker has taken it away, or must have by now."""
 _HEADER_OVERHEAD: Final = 150
@@ -69,29 +69,29 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def shard_key(self) -> str | None:
-        """What keeps messages in order in an ordered topic: its own, or else the key."""
+        """The key that keeps messages in order in an ordered topic: its own, or else the key."""
         return self._section.shard_key(self._index)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When it ceases to be delivered; None is never."""
+        """The end of its lifetime; None is never."""
         at_us = self._section.expires_at_us(self._index)
         return _time(at_us) if at_us else None
 
     @property
     def timeout(self) -> float | None:
-        """For how many seconds it may be worked on, if its sender said so. `with message:` and handlers of an `App` are
-        interrupted then."""
+        """For how many seconds it may be worked on, if its sender set that. `with message:` and handlers of an `App`
+        are interrupted then."""
         return self._section.timeout_s(self._index)
 
     @property
     def max_attempts(self) -> int | None:
-        """How often it is tried in all, if its sender said so; None is as the group's retry policy says."""
+        """How often it is tried in all, if its sender set that; None is the group's retry policy."""
         return attempts_in(self._section.limit(self._index)) or None
 
     @property
     def lease_left(self) -> float | None:
-        """For how many seconds more it is ours; None is until it is settled, or we are gone."""
+        """For how many seconds more it is leased; None is until it is settled, or the consumer is gone."""
         return self._section.lease_left_s()
 
     @property
@@ -101,12 +101,10 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def id(self) -> str:
-        """`topic/lane/number`: by this it can be found for as long as it is kept. A dead letter that was sent again, on
-        a lane of its group's own, has the id of the message that it was. What was found in a cluster whose brokers keep
-        their own messages ends in `@` and the broker."""
-        if self._section.lane >= (self._section.shards or len(LANES)) and (
-            origin := self.headers.get("towline-origin")
-        ):
+        """`topic/lane/number`: it is found by this for as long as it is kept. A dead letter that was sent again, on a
+        lane of its group's own, has the id of the original message. Of a cluster whose brokers keep their own messages
+        it ends in `@` and the broker."""
+        if self._section.lane >= (self._section.shards or len(LANES)) and (origin := self.headers.get(DIED_ORIGIN)):
             return origin
         name = message_id(self._section.topic, self.lane, self.seq)
         return f"{name}@{self._section.broker}" if self._section.broker else name
@@ -126,12 +124,12 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def token(self) -> str:
-        """Who sent it: the token its producer connected with."""
+        """The token of the producer's connection."""
         return self._section.token
 
     @property
     def source(self) -> str:
-        """The address it was sent from; empty if it is not known."""
+        """The address of the producer; empty if it is not known."""
         packed = self._section.source
         return str(ipaddress.ip_address(packed)) if len(packed) in (4, 16) else ""
 
@@ -155,7 +153,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def lost(self) -> bool:
-        """The lease is gone: another consumer has the message or will have it. Drop what you were doing."""
+        """The lease is gone: another consumer has the message or will have it. Stop working on it."""
         lease = self._section.lease
         return lease is not None and (lease.lost or self._section.flags[self._index] in (RETURNED, TAKEN))
 
@@ -165,13 +163,13 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         return self._section.flags[self._index] != OPEN
 
     def ack(self) -> None:
-        """Done with it. Raises `Closed` if its consumer was closed meanwhile, which has given it back."""
+        """Settle it as done. Raises `Closed` if its consumer was closed meanwhile, which has given it back."""
         section, index = self._section, self._index
         lease = section.lease
         if lease is None or section.flags[index] != OPEN:
             section.check_acked(index)
             return
-        # In this order: whoever collects the acks, in any thread, clears `dirty` first and looks at the flags then.
+        # In this order: the thread that collects the acks clears `dirty` first and reads the flags then.
         section.flags[index] = ACKED
         if not lease.dirty:
             if lease.closed:
@@ -180,7 +178,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
             lease.touch()
 
     def nack(self, reason: str = "", delay: float | None = None) -> None:
-        """It failed: deliver it again after `delay` seconds, or when the group's retry policy says."""
+        """Settle it as failed: deliver it again after `delay` seconds, or by the group's retry policy."""
         self._section.nack(self._index, 1, reason, delay)
 
     def retry(self, delay: float) -> None:
@@ -224,13 +222,14 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
 
 class DeadLetter:
-    """A message that was given up, and why. It is kept until its group or topic is deleted, or retention drops it."""
+    """A message that was given up, and the reason. It is kept until its group or topic is deleted, or retention drops
+    it."""
 
     __slots__ = ("body", "broker", "headers", "key", "number", "resent", "shard_key", "timeout")
 
     def __init__(self, message: Message, *, resent: bool) -> None:
         self.number = message.seq
-        """Its number among the dead letters of its group: what `resend` takes."""
+        """Its number among the dead letters of its group: for `resend`."""
         self.body = message.body
         self.key = message.key
         self.headers = message.headers
@@ -250,23 +249,23 @@ class DeadLetter:
 
     @property
     def origin(self) -> str:
-        """The id of the message that died."""
-        return self.headers.get("towline-origin", "")
+        """The id of the original message."""
+        return self.headers.get(DIED_ORIGIN, "")
 
     @property
     def attempt(self) -> int:
-        text = self.headers.get("towline-attempt", "")
+        text = self.headers.get(DIED_ATTEMPT, "")
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
     def reason(self) -> str:
-        return self.headers.get("towline-reason", "")
+        return self.headers.get(DIED_REASON, "")
 
     @property
     def died_at_us(self) -> int:
         """When it was given up, in microseconds since 1970."""
         try:
-            return round(float(self.headers.get("towline-died-at", "0")) * 1_000_000)
+            return round(float(self.headers.get(DIED_AT, "0")) * 1_000_000)
         except (ValueError, OverflowError):
             return 0
 

@@ -1,4 +1,4 @@
-"""Messages that came together, decoded a column at a time and on demand."""
+"""Messages of one part, decoded a column at a time and on demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers, pick
 from towline.frame.layout import BESIDE_BODIES, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, timeout_us_in
 from towline.protocol import messages
+from towline.protocol.consume import NACK
 from towline.protocol.messages import Part
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class MessageRuns:
             begin, at = stop, at + 1
 
     def places(self, first: int, end: int) -> tuple[int, int]:
-        """Between which indexes the messages lie whose numbers are from `first` to `end`."""
+        """The indices of the messages with numbers from `first` to `end`."""
         return self._place(first), self._place(end)
 
     def _place(self, number: int) -> int:
@@ -70,7 +71,7 @@ def runs_of(part: Part) -> Iterator[tuple[int, int]]:
 
 
 def indexes_of(part: Part) -> list[int] | None:
-    """Where the messages of a part lie in its frame; None if they lie side by side from its start on."""
+    """The indices of the messages of a part in its frame; None if they lie side by side from its start on."""
     at = part.start
     for place, _, count in part.runs:
         if place != at:
@@ -100,12 +101,8 @@ def cut(part: Part, count: int) -> tuple[Part, Part]:
     )
 
 
-_AGAIN: Final = 1
-"""The act that lets a message be tried again."""
-
-
 class MessageBlock:
-    """Messages of one lane that came together: what they share, and what is known of each."""
+    """Messages of one lane that came together: their shared properties, and the state of each."""
 
     __slots__ = (
         "_frame",
@@ -151,14 +148,14 @@ class MessageBlock:
         self.shards = shards
         self.flags = bytearray(part.count)
         self._frame = frame if frame.flags & BESIDE_BODIES else None
-        """Only if there is more to be had of it: its memory is needed for the next one."""
+        """Only if it has more columns: its memory is needed for the next one."""
         self._produced_at_us = frame.produced_at_us
         self._token = frame.token
         self._keys: list[bytes] | None = None
         self._headers: list[bytes] | None = None
         self._shard_keys: list[bytes] | None = None
         self.timed = bool(frame.flags & LIMIT) or (lease is not None and lease.ends_at > 0)
-        """Working on some of them has an end."""
+        """Working on some of them has a time limit."""
         self._time_limits: dict[int, TimeLimit] = {}
 
     def __len__(self) -> int:
@@ -186,7 +183,7 @@ class MessageBlock:
         return self._runs.spans(begin, end)
 
     def places(self, first: int, end: int) -> tuple[int, int]:
-        """Between which indexes the messages lie whose numbers are from `first` to `end`."""
+        """The indices of the messages with numbers from `first` to `end`."""
         if self._runs is None:
             return max(first - self.first, 0), min(end - self.first, len(self.bodies))
         return self._runs.places(first, end)
@@ -214,7 +211,7 @@ class MessageBlock:
         return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
 
     def text(self, flag: int, index: int) -> bytes:
-        """What a column of texts holds of one message, as it was sent."""
+        """The value of a text column for one message, as it was sent."""
         if self._frame is None:
             return b""
         found = self._frame.texts(flag, self.start + index, self.start + index + 1)
@@ -236,12 +233,12 @@ class MessageBlock:
         return timeout_us_in(self.limit(index)) / 1e6 or None
 
     def time_left_s(self, index: int) -> float | None:
-        """How long somebody who begins with a message now may take; None is for as long as it takes."""
+        """How long work on a message that begins now may take; None is without limit."""
         own_s, left_s = self.timeout_s(index), self.lease_left_s()
         return own_s if left_s is None else left_s if own_s is None else min(own_s, left_s)
 
     def lease_left_s(self) -> float | None:
-        """For how long they are ours, if that has an end."""
+        """The rest of their lease, if that has an end."""
         lease = self.lease
         return None if lease is None or not lease.ends_at else max(lease.ends_at - time.monotonic(), 0.0)
 
@@ -252,14 +249,14 @@ class MessageBlock:
             self._time_limits[index] = begin_limit(left_s, in_tasks=in_tasks)
 
     def end(self, index: int, error: BaseException | None) -> HandlerTimeout | None:
-        """What ended the work on a message, if that is the time; whatever became of it, it is nacked then."""
+        """The error that ended the work on a message, if it was its time limit; it is nacked then."""
         limit = self._time_limits.get(index)
         if limit is None:
             return None
         raised = limit.end(error)
         del self._time_limits[index]
         if limit.fired and self.flags[index] == OPEN:
-            self.nack(index, _AGAIN, f"timeout: not done within {limit.seconds:g} s", None)
+            self.nack(index, NACK, f"timeout: not done within {limit.seconds:g} s", None)
         return raised
 
     def produced_at_us(self, index: int) -> int:
@@ -270,7 +267,7 @@ class MessageBlock:
     def token(self) -> str:
         return self._token.decode("utf-8", "replace")
 
-    # Settling: only marked here, and told to the broker by the consumer
+    # Settling: only marked here, and sent to the broker by the consumer
 
     def check_acked(self, index: int) -> None:
         """A second ack changes nothing; one after a nack is wrong."""
@@ -294,7 +291,7 @@ class MessageBlock:
             span = (self.lane, self.seq(index), 1)
             act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
             self.flags[index] = NACKED
-            if what == _AGAIN and self.lane < self.shards:
+            if what == NACK and self.lane < self.shards:
                 self.lease.nack_in_place(act)
             else:
                 self.lease.nack(act)

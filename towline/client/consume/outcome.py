@@ -16,7 +16,7 @@ __all__ = ["Reject", "Retry", "as_reason", "check_delay", "describe", "settle"]
 _DELAY_MAX_S: Final = 366 * 86400
 _TEXT_MAX: Final = 500
 _REASON_MAX: Final = 1000
-"""What brokers keep of a reason: the innermost frames, which are its end, must be within it."""
+"""The part of a reason that brokers keep: the innermost frames, which are its end, must be within it."""
 _FRAMES: Final = 6
 _TOLD_MAX: Final = 2000
 
@@ -28,7 +28,7 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
-        # Here, so that a wrong delay is an error of the handler like any other, and not one of whoever settles.
+        # Here, so that a wrong delay is an error of the handler like any other.
         check_delay(delay)
         super().__init__(reason or "the handler asked for another try")
         self.delay = delay
@@ -45,7 +45,7 @@ class Reject(Exception):
 
 
 def settle(messages: Sequence[Message], error: BaseException | None) -> None:
-    """Ack or nack what is not settled yet, as its handler ended: with this error, or with none."""
+    """Ack or nack what is not settled yet, by the outcome of its handler: this error, or none."""
     reason = "" if error is None else describe(error)
     for message in messages:
         if message.settled or message.lost:
@@ -66,7 +66,7 @@ def check_delay(delay_s: object) -> None:
 
 
 def as_reason(reason: str) -> str:
-    """A reason as it can be told: not too long, and without what is no text, as there is in names of files."""
+    """A reason as it can be sent: not too long, and without surrogates, as there are in names of files."""
     if not isinstance(reason, str):
         raise TypeError(f"a reason is a str, not {type(reason).__name__}")
     reason = reason[:_TOLD_MAX]

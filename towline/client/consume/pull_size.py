@@ -21,7 +21,7 @@ _BEHIND: Final = 8
 
 
 class PullLimits(NamedTuple):
-    """How much one pull may bring."""
+    """The limits of one pull."""
 
     max_messages: int = 1000
     max_bytes: int = 4 << 20
@@ -49,9 +49,10 @@ class PullLimits(NamedTuple):
 
 
 class PullSize:
-    """How many messages to ask for: more at a time while the handler is quick, less when it is slow, because what waits
-    here, others cannot do. And for how many answers: while messages come one by one, each soon after the other, and the
-    handler is done before the next, a pull stands, so that the next message need not wait for it."""
+    """The number of messages to ask for: more at a time while the handler is quick, less when it is slow, because
+    messages that wait here are kept from others. And the number of answers: while messages come one by one, each soon
+    after the other, and the handler is done before the next, a pull stands, so that the next message need not wait for
+    it."""
 
     __slots__ = ("_full", "_handed_out_at", "_last", "_limits", "answers", "size")
 
@@ -71,13 +72,13 @@ class PullSize:
         self._handed_out_at = now
 
     def asked(self, now: float) -> None:
-        """It asks for the next one, or is done with the one it has."""
+        """The handler asks for the next message or batch, or is done with the one it has."""
         if not self._handed_out_at:
             return
         took_s = now - self._handed_out_at
         if took_s > _BRISK_S:
             self.answers = 1
-        # To be quick with a few says nothing of many.
+        # A quick handler of a few messages may be slow with many.
         if took_s < _QUICK_S and self._full:
             self.size = min(self.size * 2, self._limits.max_messages)
         elif took_s > _SLOW_S:
@@ -86,19 +87,19 @@ class PullSize:
 
 
 def is_behind(waiting: Sequence[Call]) -> bool:
-    """Answers of a pull that stands have piled up: a batch is better than those one by one."""
+    """Answers of a standing pull have piled up: a batch is better than those one by one."""
     return len(waiting) > _BEHIND and stands(waiting[-1])
 
 
 def stands(call: Call) -> bool:
-    """It may be answered again, and nothing but another pull ends it at once."""
+    """Whether a pull stands: it may be answered again, and nothing but another pull ends it at once."""
     request = call.request
     assert isinstance(request, Pull)
     return request.answers > 1 and not call.done
 
 
 def fits(call: Call, limits: PullLimits) -> bool:
-    """Whether a pull brings no more than these limits say, or has brought no more."""
+    """Whether a pull brings no more than these limits, or has brought no more."""
     request, answer = call.request, call.answer
     assert isinstance(request, Pull)
     if isinstance(answer, Pulled):
@@ -107,8 +108,8 @@ def fits(call: Call, limits: PullLimits) -> bool:
 
 
 def is_full(call: Call) -> bool:
-    """More is waiting, most likely. Where it is not, the message at hand is better off without a request before it, and
-    the next pull can carry its ack."""
+    """Whether more is waiting, most likely. Where it is not, the message at hand is better off without a request before
+    it, and the next pull can carry its ack."""
     request, answer = call.request, call.answer
     assert isinstance(request, Pull)
     assert isinstance(answer, Pulled)

@@ -1,7 +1,7 @@
 """A subscription, sans I/O: leases held, acks and nacks to be sent, pulls under way.
 
 Pulls are numbered by the broker. A pull is noted as held the moment its answer arrives, so that a broken connection
-never makes us forget one; what the broker says we hold beyond that was lost on the way here, and is given back.
+never makes us forget one; any other pull that the broker counts as held was lost on the way here, and is given back.
 
 Single acks and nacks are noted by the messages themselves, from any thread. Everything else here is done by one thread
 at a time: a driver with threads runs every stretch of a flow, and every answer, under the lock of its link.
@@ -18,16 +18,14 @@ from towline.client.consume.ack_spool import AckSpool, SpooledAck
 from towline.client.consume.broadcast_position import BroadcastPosition
 from towline.client.consume.group_settings import EffectiveSettings, RequestedSettings
 from towline.client.consume.lease import (
-    ACK,
-    GIVE_BACK,
     Lease,
     LostLease,
     LostMessages,
     all_refused,
     drained,
     in_portions,
+    lost_parts,
     merged,
-    robbery,
 )
 from towline.client.consume.message import ACKED
 from towline.client.consume.outcome import describe
@@ -38,6 +36,7 @@ from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
 from towline.protocol.base import LISTS_MAX_BYTES
+from towline.protocol.consume import ACK, GIVE_BACK
 from towline.protocol.messages import Act, Attach, Attached, Beat, Detach, Held, Pull, Pulled, Settle, Settled
 
 __all__ = ["Subscription"]
@@ -47,9 +46,9 @@ _POLL_S: Final = 60.0
 _MAX_HOLDING: Final = 10_000
 _TAKEN: Final = "they were taken away"
 _LATE_S: Final = 0.1
-"""Who interrupts work that has taken too long says so first."""
+"""An interruption that has taken too long is reported first."""
 _TELL_S: Final = 0.005
-"""How long acts wait for company while a pull stands that could not carry them."""
+"""How long acts wait for company while a standing pull cannot carry them."""
 
 
 class Subscription:
@@ -70,25 +69,25 @@ class Subscription:
         ack_interval_s: float,
         on_lost: Callable[[LostLease], None] | None,
         spool: AckSpool | None = None,
-        wishes: RequestedSettings = RequestedSettings(),  # noqa: B008 - it is a constant
+        requested: RequestedSettings = RequestedSettings(),  # noqa: B008 - it is a constant
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = 0
         self.topic = topic
         self.group = group
         self.consumer = consumer
-        self.terms = EffectiveSettings(config, wishes, prefetch)
+        self.terms = EffectiveSettings(config, requested, prefetch)
         self.limits = limits
         self.by_prefix = is_pattern(topic)
         self.in_tasks = False
-        """Who works on its messages are coroutines."""
+        """Coroutines work on its messages."""
         self.shards = 0
         """Of the topic, if it is an ordered one."""
         self.ack_interval_s = ack_interval_s
         self.losses = LostMessages(topic, group, on_lost)
         self.spool = spool
         self.deserted = False
-        """It ends because its broker has gone, not because the user closed it: nobody is to blame for late acks."""
+        """It ends because its broker has gone, not because the user closed it: late acks are nobody's fault."""
         self._unique = unique
         self._timeout_s = timeout_s
         self._clock = clock
@@ -96,7 +95,7 @@ class Subscription:
         self._leases: dict[int, Lease] = {}
         self._progress = BroadcastPosition() if config.ephemeral else None
         self._told_by_place: set[int] = set()
-        """Pulls whose acts are under way, and have reached the broker in another way: as the place where we are."""
+        """Pulls whose acts are under way, and have reached the broker in another way: as our position."""
         self.nacks: deque[Act] = deque()
         self._dirty: deque[Lease] = deque()
         self._settling: dict[Call, None] = {}
@@ -104,13 +103,13 @@ class Subscription:
         self._error: TowlineError | None = None
         self._fenced = False
         self._fence_error: TowlineError | None = None
-        """Why, if the user is still to be told."""
+        """Why, if that is still to be reported to the user."""
         self._leaving = False
-        self._appetite = PullSize(limits)
+        self._pull_size = PullSize(limits)
         self._at_work = Lease.none()
-        """What was handed out last."""
+        """The lease handed out last."""
         self._told_at = 0.0
-        self._untold = 0
+        self._unreported = 0
         """Messages that were handed out since."""
         self._tell_s = min(ack_interval_s, _TELL_S)
 
@@ -120,7 +119,7 @@ class Subscription:
 
     @property
     def holds(self) -> bool:
-        """Something is held or to be told, so that the heartbeat has to look after it."""
+        """Leases are held or acts to be sent, so that the heartbeat has to look after it."""
         return bool(self._leases or self.nacks or self._dirty)
 
     @property
@@ -133,7 +132,7 @@ class Subscription:
 
     @property
     def owed(self) -> int:
-        """Messages that were settled here, and whose broker may not know it yet."""
+        """Messages that were settled here, and whose acts the broker may not have yet."""
         acked = [section.flags.count(ACKED) for lease in {*self._dirty} for section in lease.sections]
         calls = [*self._settling, *(call for call in self._pulling if not call.sent)]
         acts = [act for call in calls for act in call.request.acts]  # type: ignore[attr-defined]
@@ -146,7 +145,7 @@ class Subscription:
             f"ended, and lost the acks and nacks of {owed:,} messages, which come again: {why}"
         )
 
-    # Coming and going
+    # Attach
 
     def attach(self, max_bytes: int = LISTS_MAX_BYTES) -> Attach:
         holding = [*self._leases] if self.spool is None else [*self.spool.pulls(), *self._leases]
@@ -163,12 +162,12 @@ class Subscription:
         if self._progress is not None:
             self._begun_anew(self._progress.attached(answer.places))
         for lease in list(self._leases.values()):
-            # One that is settled already may be gone because of just that: the acts on the way will tell.
+            # One that is settled already may be gone because of just that: the acts under way will tell.
             if lease.pull not in held and lease.open_count and not self._is_once(lease):
                 self._lose(lease, "they were given to others while the connection was broken")
 
     def _begun_anew(self, topics: set[str]) -> None:
-        """The broker has forgotten our group, and knows by our place what we have settled. The rest comes again."""
+        """The broker has forgotten our group, and knows by our position what we have settled. The rest comes again."""
         over = {lease.pull: lease for lease in self._leases.values() if lease.topic in topics}
         acts: list[Act] = [act for call in self.unanswered() for act in call.request.acts]  # type: ignore[attr-defined]
         self._told_by_place = {act.pull for act in acts if act.pull in over or act.pull in self._told_by_place}
@@ -189,10 +188,10 @@ class Subscription:
         for lease in list(self._leases.values()):
             self._lose(lease, str(error))
 
-    # Whether it is still ours
+    # Leases
 
     def beat(self) -> Call:
-        """Say that we are alive, and hear what we have lost meanwhile."""
+        """Send a heartbeat, and learn what was taken away meanwhile."""
         holding = [pull for pull, lease in list(self._leases.items()) if lease.open_count]
         return Call(Beat(self.id, holding[-_MAX_HOLDING:]), (), self, self._on_beat)
 
@@ -209,7 +208,7 @@ class Subscription:
             why.setdefault(pull, reason)
             lease = self._leases.get(pull)
             if lease is not None:
-                self.losses.note(pull, lease.rob(lane, first, count, reason), reason or _TAKEN)
+                self.losses.note(pull, lease.lose_part(lane, first, count, reason), reason or _TAKEN)
                 self._forget_if_finished(lease)
         held = set(call.answer.held)
         for pull in call.request.holding:  # type: ignore[attr-defined]
@@ -218,8 +217,8 @@ class Subscription:
                 self._lose(lease, why.get(pull) or _TAKEN)
 
     def judge(self, now: float, silent_s: float) -> None:
-        """Drop what we need not be told that we have lost: what was not settled in time; and everything, when the
-        broker cannot have heard of us for `silent_s`, after which it gives a consumer up."""
+        """Drop leases that are lost for certain: those not settled in time; and all, when the broker cannot have heard
+        of us for `silent_s`, after which it gives a consumer up."""
         for lease in list(self._leases.values()):
             if not lease.open_count or self._is_once(lease):
                 continue
@@ -232,13 +231,13 @@ class Subscription:
             self.losses.note(lease.pull, lease.open_count, why)
             acts = lease.forgo(why)
             if not late:
-                # It may have heard of us all the same. What is late it takes away by itself.
+                # It may have heard of us all the same. Late leases it takes away by itself.
                 self.nacks.extend(acts)
             else:
                 self._forget_if_finished(lease)
 
     def _is_once(self, lease: Lease) -> bool:
-        """What is delivered at most once is ours for good."""
+        """Messages delivered at most once are ours for good."""
         return self.terms.of(lease.topic).mode == AT_MOST_ONCE
 
     def _forget_if_finished(self, lease: Lease) -> None:
@@ -257,12 +256,12 @@ class Subscription:
         self.attached(answer)
 
     def take_up(self) -> Flow[None]:
-        """Tell what an earlier consumer of this name could not. The connection knows us by now."""
+        """Send what an earlier consumer of this name could not. The connection is attached by now."""
         if self.spool is not None:
             yield from self.spool.tell_left(self)
 
     def unkept(self, *, ready: bool) -> list[SpooledAck]:
-        """What is to be written to the spool, because the connection is not ready to tell it."""
+        """Acts to be written to the spool, because the connection is not ready to send them."""
         if self.spool is None:
             return []
         if not ready:
@@ -271,7 +270,7 @@ class Subscription:
         return []
 
     def close(self) -> Flow[None]:
-        """Tell what is to be told, give back what nobody has seen, and leave."""
+        """Send all acts, give back what nobody has seen, and leave."""
         self._leaving = True
         for lease in self._leases.values():  # before the last acks are collected: none that comes later is one of them
             lease.closed = not self.deserted
@@ -283,26 +282,27 @@ class Subscription:
         yield Call(Detach(self.id), (), self)
 
     def nack_handed_out(self, error: Exception, last: Lease, unseen: int) -> None:
-        """What the user was given and did not settle has failed; of one lease, `unseen` messages were not given yet."""
+        """The messages that the user was given and did not settle have failed; of one lease, `unseen` messages were not
+        given yet."""
         reason = describe(error)
         for lease in [] if self._leaving else list(self._leases.values()):
             if lease.handed_out:
                 lease.nack_seen(unseen if lease is last else 0, reason)
 
-    # Pulling
+    # Pull
 
     def pull(self, limits: PullLimits, wait_s: float) -> Flow[Lease | None]:
         if not 0 <= wait_s <= 86400:
             raise BadRequest(f"wait={wait_s}: give seconds from 0 to 86,400")
         deadline = self._clock() + wait_s
-        self._appetite.asked(self._clock())
+        self._pull_size.asked(self._clock())
         while True:
             left_s = max(deadline - self._clock(), 0.0)
-            # There may be one on its way: left by an iteration, or by a pull that was interrupted.
+            # There may be one under way: left by an iteration, or by a pull that was interrupted.
             if all(stands(call) and not fits(call, limits) for call in self._pulling):
                 for call in self._pulling:
                     call.patience_s = 0.0  # another pull ends it: it is answered at once
-                most = max(self._appetite.size, limits.min_messages) if limits.adapts else limits.max_messages
+                most = max(self._pull_size.size, limits.min_messages) if limits.adapts else limits.max_messages
                 yield from self._start_pull(limits, min(most, limits.max_messages), min(left_s, _POLL_S))
             elif self.nacks and not self._pulling[0].done:
                 yield from self.start_settles()  # nothing carries what is given back
@@ -323,22 +323,22 @@ class Subscription:
                 return lease
 
     def next(self, *, single: bool = False) -> Flow[Lease | None]:
-        """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
-        is more to be had. With `single` its messages are handed out one by one, so that what is delivered at most once
-        is fetched one by one as well: the rest of a batch would be lost when the iteration is left."""
+        """The next batch of an iteration; None after the idle timeout. The one after it is under way already, if there
+        is more to be had. With `single` its messages are handed out one by one, so that messages delivered at most once
+        are fetched one by one as well: the rest of a batch would be lost when the iteration is left."""
         idle_from = self._clock()
         most = 1 if single and self.terms.at_most_once else None
-        self._appetite.asked(idle_from)
+        self._pull_size.asked(idle_from)
         while True:
             call = self._pulling[0] if self._pulling else (yield from self._start_prefetch(idle_from, most))
             if (self.shards or self.by_prefix) and not call.done:
-                # What is told now frees the shards that this pull may be waiting for.
+                # Acts sent now free the shards that this pull may be waiting for.
                 yield from self.start_settles()
             tell_s, waited = self.ack_interval_s, not call.done
             if stands(call):
-                # Nothing carries them that would be asked for anyway; and maybe nothing comes before they are told.
+                # Nothing carries them that would be sent anyway; and maybe nothing comes before they are sent.
                 tell_s = self._tell_s
-                crowded = 2 * self._untold >= self.config.max_in_flight
+                crowded = 2 * self._unreported >= self.config.max_in_flight
                 if self.has_acts and (crowded or idle_from - self._told_at >= tell_s):
                     yield from self.start_settles()
             while not call.done:
@@ -361,12 +361,12 @@ class Subscription:
 
     def _hand_out(self, lease: Lease, *, one_by_one: bool = False) -> None:
         self._at_work = lease
-        self._appetite.handed_out(self._clock(), len(lease), one_by_one=one_by_one)
+        self._pull_size.handed_out(self._clock(), len(lease), one_by_one=one_by_one)
 
     def _note_done(self) -> None:
-        """Who has settled all is done with it, however long it takes until more is asked for."""
+        """A handler that has settled all is done with it, however long it takes until more is asked for."""
         if not self._at_work.open_count:
-            self._appetite.asked(self._clock())
+            self._pull_size.asked(self._clock())
 
     def _start_prefetch(self, idle_from: float | None, most: int | None = None) -> Flow[Call]:
         wait_s = _POLL_S
@@ -375,11 +375,13 @@ class Subscription:
             wait_s = min(wait_s, max(self._idle_timeout_s - idle_s, 0.0))
         # Where acts free a shard, they must not wait; with no prefetch, nothing is to come ahead; and a full answer is
         # the last one anyway.
-        once = self.shards or self.by_prefix or not self.terms.prefetch or self._appetite.size <= 2
-        return self._start_pull(self.limits, most or self._appetite.size, wait_s, 1 if once else self._appetite.answers)
+        once = self.shards or self.by_prefix or not self.terms.prefetch or self._pull_size.size <= 2
+        return self._start_pull(
+            self.limits, most or self._pull_size.size, wait_s, 1 if once else self._pull_size.answers
+        )
 
     def _start_pull(self, limits: PullLimits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
-        """Ask for messages; what is to be told rides along."""
+        """Pull messages; acts to be sent ride along."""
         if self._error is not None:
             raise self._error
         if (told := self._fence_error) is not None:
@@ -436,7 +438,7 @@ class Subscription:
                 self._progress.given(lease, answer.parts, once=self._is_once(lease))
 
     def _is_final(self, call: Call) -> bool:
-        """What it brought is delivered at most once, and cannot be given back."""
+        """Its messages are delivered at most once, and cannot be given back."""
         lease = None if call.answer is None else self._leases.get(call.answer.pull)
         return lease is not None and self.terms.of(lease.topic).mode == AT_MOST_ONCE
 
@@ -464,10 +466,10 @@ class Subscription:
             lease.let_go()
         else:
             lease.open()
-            self._untold += len(lease)
+            self._unreported += len(lease)
         return lease if lease.sections else None
 
-    # Settling
+    # Settle
 
     def settle_now(self, lease: Lease, act: Act) -> Flow[None]:
         """Settle a whole pull, and wait until that is durable."""
@@ -481,7 +483,7 @@ class Subscription:
         settled = [lease, *(self._older(act) if act.up_to else ())]
         for one in settled:
             one.settle_all(act.what)
-            one.robbed = one.taken
+            one.lost_count = one.taken
         self._note_done()
         call = self._settle([*acts, act], confirmed=act)
         try:
@@ -494,11 +496,11 @@ class Subscription:
         for index, code, text in call.answer.refused:
             if index == len(acts) and act.pull not in self._told_by_place:
                 raise from_code(code, text)
-        if (lost := robbery(settled)) is not None:
+        if (lost := lost_parts(settled)) is not None:
             raise lost
 
     def flush(self) -> Flow[None]:
-        """Tell everything that is to be told, and wait until it is durable."""
+        """Send all acts, and wait until they are durable."""
         yield from self.start_settles()
         for call in list(self._settling):
             try:
@@ -514,8 +516,8 @@ class Subscription:
             yield Start(self._settle(portion))
 
     def _take_portions(self) -> list[list[Act]]:
-        """What is to be told now: nacks first, in their order, then acks."""
-        self._untold = 0
+        """The acts to send now: nacks first, in their order, then acks."""
+        self._unreported = 0
         acts = merged(drained(self.nacks)) if self.nacks else []
         while self._dirty:
             lease = self._dirty.popleft()
@@ -541,10 +543,10 @@ class Subscription:
 
     def _answered(self, acts: list[Act], answer: Pulled | Settled, confirmed: Act | None = None) -> None:
         for pull, lane, first, count, why in answer.lost:
-            robbed = self._leases.get(pull)
-            found = 0 if robbed is None else robbed.rob(lane, first, count, why)
+            lease = self._leases.get(pull)
+            found = 0 if lease is None else lease.lose_part(lane, first, count, why)
             if confirmed is not None and (pull == confirmed.pull or (confirmed.up_to and pull < confirmed.pull)):
-                # Whoever waits for the answer is told by an error.
+                # A caller that waits for the answer gets an error.
                 self.losses.messages += found
             else:
                 self.losses.note(pull, found, why or _TAKEN)
@@ -578,7 +580,7 @@ class Subscription:
 
     def _fence(self, error: TowlineError) -> None:
         """The broker has given us up: it did not hear of us for too long, or another came under our name. The next pull
-        attaches us again; but the user is told first, unless our name is nobody else's."""
+        attaches us again; but the user gets an error first, unless our name is nobody else's."""
         self._fenced = True
         for lease in list(self._leases.values()):
             self._lose(lease, str(error))
@@ -588,7 +590,7 @@ class Subscription:
         self._forget(lease)
         self.losses.note(lease.pull, lease.open_count, reason)
 
-    # For those who tell it elsewhere
+    # Handover
 
     def lease(self, pull: int) -> Lease | None:
         return self._leases.get(pull)
@@ -597,21 +599,21 @@ class Subscription:
         """The requests under way that may carry acts."""
         return [*self._settling, *self._pulling]
 
-    def untold(self, acts: list[Act]) -> None:
-        """These are not on their way any more."""
+    def withdraw(self, acts: list[Act]) -> None:
+        """These acts are not under way any more."""
         for act in acts:
             lease = self._leases.get(act.pull)
             if lease is not None:
                 lease.unanswered -= 1
 
     def settled_elsewhere(self, pull: int, spans: list[tuple[int, int, int]]) -> None:
-        """Another broker sees to these messages."""
+        """Another broker has taken over these messages."""
         lease = self._leases.get(pull)
         if self._progress is not None and lease is not None:
             self._progress.settled(lease.topic, spans)
 
     def put_back(self, lease: Lease) -> None:
-        """Nobody will look at what this pull brought."""
+        """Nobody will look at the messages of this pull."""
         lease.drop()
         self.nacks.append(Act(GIVE_BACK, lease.pull))
 
@@ -620,5 +622,5 @@ class Subscription:
 
 
 def _reach(act: Act, lease: Lease | None) -> int:
-    """How many messages an act is about."""
+    """The number of messages of an act."""
     return sum(count for _, _, count in act.spans) or (len(lease) if lease is not None else 0)

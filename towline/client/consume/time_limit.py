@@ -1,5 +1,4 @@
-"""Interrupting whoever works on a message for longer than it may take: a coroutine is cancelled, a thread has an
-exception raised in it."""
+"""Time limits of handlers: a coroutine is cancelled, a thread has an exception raised in it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class HandlerTimeout(TimeoutError):
 
 
 class TimeLimit:
-    """A limit on what is done from here on until `end`."""
+    """A limit on the work from here on until `end`."""
 
     __slots__ = ("fired", "seconds")
 
@@ -31,7 +30,7 @@ class TimeLimit:
         self.fired = False
 
     def end(self, error: BaseException | None) -> HandlerTimeout | None:
-        """It is done. What to raise instead of `error`, if the limit is why it ended."""
+        """The work is done. Returns the error to raise instead of `error`, if the limit is why it ended."""
         raise NotImplementedError
 
     def _timeout(self) -> HandlerTimeout:

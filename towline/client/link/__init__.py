@@ -1,2 +1,7 @@
-"""A connection to a broker: `url` and `dial` find it, `connection` speaks the protocol (sans I/O), `blocking` and `aio`
-move the bytes; a `flow` is a sequence of requests that either of them runs."""
+"""Connections to brokers.
+
+url, dial       addresses, and connecting                 connection    the protocol, sans I/O
+blocking, aio   the two drivers, which move bytes         flow          a sequence of requests for either driver
+transport       sockets of the blocking driver            spool_file    records on the client's disk
+backoff         pauses between attempts
+"""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar, cast
 
+from towline.client.concurrency.tasks import Lock
 from towline.client.link.backoff import Backoff
 from towline.client.link.blocking import CLOSED, no_answer
 from towline.client.link.connection import Buffer, Call, Connection
@@ -15,7 +19,7 @@ from towline.client.link.flow import Flow, Start, Wait, drive_later
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.messages import Beat
 
-__all__ = ["AioDial", "AioLink"]
+__all__ = ["AioDial", "AioLink", "dialler"]
 
 T = TypeVar("T")
 _FOLLOW_S: Final = 0.02
@@ -23,11 +27,32 @@ _PAUSE_S: Final = 0.05
 AioDial = Callable[[Route, Callable[[], asyncio.Protocol]], Awaitable[None]]
 
 
+def dialler(context: ssl.SSLContext | None, embedded: Callable[[], socket.socket] | None) -> AioDial:
+    """How to connect: to the broker in this process, if there is one, or else where a route leads, maybe with TLS."""
+
+    async def dial(route: Route, protocol: Callable[[], asyncio.Protocol]) -> None:
+        loop = asyncio.get_running_loop()
+        if embedded is not None:
+            ours = embedded()
+            ours.setblocking(False)
+            await loop.create_connection(protocol, sock=ours)
+            return
+        host, port = route.address
+        transport, _ = await loop.create_connection(protocol, host, port, ssl=context)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    return dial
+
+
 class AioLink:
     def __init__(self, route: Route, dial: AioDial, connection: Connection, timeout_s: float) -> None:
         self.route = route
         self.connection = connection
         self.timeout_s = timeout_s
+        self.lock = Lock()
         self.last_sent = 0.0
         self.last_received = 0.0
         self._dial = dial
@@ -47,7 +72,7 @@ class AioLink:
     def __repr__(self) -> str:
         return f"<AioLink to {self.route.name}, {self.connection.state.value}>"
 
-    # Running flows
+    # Flows
 
     def run(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
         return drive_later(flow, self.do)
@@ -58,7 +83,7 @@ class AioLink:
         if isinstance(step, Start):
             await self.start(step.call)
             return None
-        answered = await self.wait(step.call, step.seconds)
+        answered = await self.wait(step.call, time.monotonic() + step.seconds)
         if not answered and not self.connection.ready and time.monotonic() - self._down_since > self.timeout_s:
             raise no_answer(self.route, self.cause, False, self.timeout_s)
         return answered
@@ -66,10 +91,10 @@ class AioLink:
     async def ask(self, call: Call) -> Any:
         begun = time.monotonic()
         deadline = begun + self.timeout_s + call.patience_s
-        left = call.number >= 0 or await self.start(call, deadline - begun)
+        left = call.number >= 0 or await self.start(call, deadline)
         if not call.done:
             try:
-                answered = left and await self.wait(call, deadline - time.monotonic())
+                answered = left and await self.wait(call, deadline)
             except BaseException:
                 self._forget(call)
                 raise
@@ -85,29 +110,29 @@ class AioLink:
         return call.answer
 
     def _forget(self, call: Call) -> None:
-        """Nobody waits for it any more; except where its answer is noted by itself, whoever waits."""
+        """Nobody waits for the call any more; except where its answer is noted by itself, whoever waits."""
         if call.on_done is None:
             self.connection.abandon(call)
 
-    async def start(self, call: Call, seconds: float | None = None) -> bool:
-        """Ask. False if there was no room for so long, so that nothing of it left."""
-        if not await self.room(seconds):
+    async def start(self, call: Call, until: float = math.inf, deadline: float = math.inf) -> bool:
+        """Send the request. False if there was no room `until` then, so that nothing of it left. (The `deadline` is for
+        a thread, which writes until the broker has taken all of it.)"""
+        if not await self.room(until):
             return False
         self.start_now(call)
         return True
 
-    async def room(self, seconds: float | None = None) -> bool:
-        """Wait while too much is on the way already; False if that is so for longer than this."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+    async def room(self, until: float = math.inf) -> bool:
+        """Wait while too much is in flight; False if that is so `until` then."""
         while self._room is not None and not self._closed:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
                 return False
-            await asyncio.wait([self._room], timeout=left_s)
+            await asyncio.wait([self._room], timeout=None if until == math.inf else left_s)
         return True
 
     def start_now(self, call: Call) -> None:
-        """Ask without regard for how much is on the way already."""
+        """Send the request without regard for how much is in flight."""
         if self._closed:
             raise Closed(CLOSED)
         buffers = self.connection.submit(call)
@@ -116,12 +141,13 @@ class AioLink:
         else:
             self.reconnect()
 
-    async def wait(self, call: Call, seconds: float) -> bool:
+    async def wait(self, call: Call, deadline: float, connect_s: float = 0.0) -> bool:
+        """True when the call is answered, False at the deadline. (A connection is made beside it, in its own time.)"""
         if call.done:
             return True
         answered = self._loop.create_future()
         call.wake = lambda: _resolve(answered)
-        timer = self._loop.call_later(seconds, _resolve, answered)
+        timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), _resolve, answered)
         try:
             await answered
         finally:
@@ -129,10 +155,10 @@ class AioLink:
             call.wake = None
         return call.done
 
-    # The socket comes and goes
+    # The socket
 
     def reconnect(self) -> None:
-        """See to it that there is a connection, or will be."""
+        """Make a connection, or begin to."""
         if self._wire is None and not self._closed and (self._connecting is None or self._connecting.done()):
             self._connecting = self._loop.create_task(self._connect(), name="towline-connect")
 
@@ -181,13 +207,19 @@ class AioLink:
         if out:
             self._write(out)
 
+    def pump(self, timeout_s: float) -> None:
+        """A thread reads what is there; for a task the event loop does."""
+
+    def pump_until_ready(self, timeout_s: float) -> None:
+        """The same: while there is a consumer on it, it connects by itself."""
+
     def _write(self, buffers: Sequence[Buffer]) -> None:
         if self._wire is not None:
             self.last_sent = time.monotonic()
             self._wire.write(buffers)
 
     def follow(self) -> None:
-        """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
+        """Its route leads to brokers that share a store: switch to the one that serves the topic."""
         self.connection.follows = True
         self._backoff = Backoff(0.02, 0.3)
 
@@ -230,6 +262,10 @@ class AioLink:
         self.writable()
         if self.connection.unanswered or self.connection.member is not None:
             self.reconnect()
+
+    def cut(self) -> None:
+        """Break the socket off, whatever it was about to write."""
+        self.give_up(ConnectionAbortedError("another broker serves what was asked for here"))
 
     def stalled(self) -> None:
         if self._room is None:

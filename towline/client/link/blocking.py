@@ -1,7 +1,8 @@
 """The blocking driver: one connection, moved by whichever thread waits for an answer.
 
-Any number of threads may ask at once. Whoever has to wait and finds nobody reading becomes the *pump*: it reads, and
-hands the answers out. When it has its own, the next who waits takes over. There is no thread in the background.
+Any number of threads may send requests at once. A waiting thread that finds nobody reading becomes the *pump*: it
+reads, and hands the answers out. When it has its own, the next waiting thread takes over. There is no thread in the
+background.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -23,7 +25,7 @@ from towline.client.link.transport import Transport, make_transport
 from towline.errors import Closed, NotOwner, Timeout, TooManyConnections, TowlineError, Unavailable
 from towline.protocol.messages import Beat
 
-__all__ = ["CLOSED", "MADE_BEFORE_FORK", "Dial", "Link", "no_answer"]
+__all__ = ["CLOSED", "MADE_BEFORE_FORK", "Dial", "Link", "dialler", "no_answer"]
 
 T = TypeVar("T")
 Dial = Callable[[Route, float], socket.socket]
@@ -31,7 +33,7 @@ Dial = Callable[[Route, float], socket.socket]
 _MAX_READS: Final = 100
 _FOLLOW_S: Final = 0.02
 _PAUSE_S: Final = 0.05
-"""How long is waited before a new try without looking whether there is a better place to go."""
+"""The pause before a new try, during which no better place is looked for."""
 CLOSED: Final = "the client was closed, or the consumer or producer that this belongs to"
 MADE_BEFORE_FORK: Final = "this {} was made before a fork: connect again in the child process"
 
@@ -46,14 +48,36 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def dialler(context: ssl.SSLContext | None, embedded: Callable[[], socket.socket] | None) -> Dial:
+    """How to connect: to the broker in this process, if there is one, or else where a route leads, maybe with TLS.
+    Raises OSError."""
+
+    def dial(route: Route, timeout_s: float) -> socket.socket:
+        if embedded is not None:
+            return embedded()
+        host, port = route.address
+        sock = socket.create_connection((host, port), timeout=timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if context is not None:
+                return context.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return dial
+
+
 class Link:
     def __init__(self, route: Route, dial: Dial, connection: Connection, timeout_s: float) -> None:
         self.route = route
         self.connection = connection
         self.timeout_s = timeout_s
         self.lock = threading.RLock()
-        """Guards the connection's state and the order of what is written; never held while waiting for an answer, but
-        for as long as a write takes."""
+        """Guards the connection's state and the order of writes; never held while waiting for an answer, but for as
+        long as a write takes."""
         self.last_sent = 0.0
         self.last_received = 0.0
         self._dial = dial
@@ -63,7 +87,7 @@ class Link:
         self._stash: deque[Buffer] = deque()
         self._waiters: dict[Call, Any] = {}
         self._turns = threading.Lock()
-        """Guards who waits to read. Not `lock`: nobody comes too late because another one writes."""
+        """Guards the queue of readers. Not `lock`: nobody comes too late because another one writes."""
         self._backoff = Backoff()
         self._retry_at = 0.0
         self._dialled = ""
@@ -71,14 +95,14 @@ class Link:
         self._opened_at = 0.0
         self._down_since = time.monotonic()
         self.cause: Exception | None = None
-        """Why there is no connection."""
+        """Why the connection broke."""
         self._closing = threading.Event()
         self._generation = _generation
 
     def __repr__(self) -> str:
         return f"<Link to {self.route.name}, {self.connection.state.value}>"
 
-    # Running flows
+    # Flows
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end. Its own stretches run under the lock, its waiting does not."""
@@ -123,7 +147,7 @@ class Link:
         return call.answer
 
     def _forget(self, call: Call) -> None:
-        """Nobody waits for it any more; except where its answer is noted by itself, whoever waits."""
+        """Nobody waits for the call any more; except where its answer is noted by itself, whoever waits."""
         if call.on_done is None:
             self.connection.abandon(call)
 
@@ -144,8 +168,8 @@ class Link:
         return answered
 
     def start(self, call: Call, until: float = math.inf, deadline: float = math.inf) -> bool:
-        """Ask. False if others write `until` then, so that nothing of it left. One that the broker has not taken whole
-        by the `deadline` ends the connection."""
+        """Send the request. False if others write `until` then, so that nothing of it left. A request that the broker
+        has not taken whole by the `deadline` ends the connection."""
         if self._generation != _generation:
             raise Closed(MADE_BEFORE_FORK.format("client"))
         if not self.lock.acquire(timeout=-1 if until == math.inf else max(0.0, until - time.monotonic())):
@@ -162,7 +186,7 @@ class Link:
 
     def wait(self, call: Call, deadline: float, connect_s: float = 0.0) -> bool:
         """True when the call is answered, False at the deadline. A connection that has to be made first may take
-        `connect_s`, if that is longer: who comes back again and again would else make none that takes its time."""
+        `connect_s`, if that is longer: repeated short waits would else never complete a slow one."""
         while not call.done:
             if self._pump.acquire(False):
                 try:
@@ -187,7 +211,7 @@ class Link:
         try:
             if call.done:  # before it knew whom to wake
                 return True
-            # The pump may have left before we were among those it hands on to.
+            # The pump may have left before we were in the queue that it hands on to.
             if self._pump.acquire(False):
                 self._pump.release()
                 return True
@@ -226,12 +250,12 @@ class Link:
             if call is not None:
                 self._waiters.pop(call).release()
 
-    # Pumping: only by the thread that holds the pump
+    # The pump: only the thread that holds it
 
     def pump(self, timeout_s: float, also: int = -1) -> None:
-        """Some progress, if no other thread is at it: read all there is, or try to connect. Comes back early when the
-        descriptor `also` is readable, and when somebody waits for an answer that did not come yet: who waits reads for
-        himself, and need not be woken for it."""
+        """Some progress, if no other thread pumps: read all there is, or try to connect. Returns early when the
+        descriptor `also` is readable, and when a thread waits for an answer that did not come yet: the waiting thread
+        takes over reading, and need not be woken for it."""
         if not self._pump.acquire(False):
             return
         try:
@@ -248,6 +272,12 @@ class Link:
                 timeout_s = 0.0
         finally:
             self._leave_pump()
+
+    def pump_until_ready(self, timeout_s: float) -> None:
+        """Connect again, but for no longer than this."""
+        until = time.monotonic() + timeout_s
+        while not self.connection.ready and time.monotonic() < until:
+            self.pump(_PAUSE_S)
 
     def _pump_once(self, timeout_s: float, connect_s: float) -> None:
         transport = self._transport
@@ -269,7 +299,7 @@ class Link:
             self._gave_way(transport, error)
             return
         if not self.lock.acquire(timeout=_PAUSE_S):
-            # Another thread writes: we may have to be gone before it is done.
+            # Another thread writes: we may have to return before it is done.
             self._stash.appendleft(data)
             return
         try:
@@ -386,7 +416,7 @@ class Link:
         self.connection.broken(error)
 
     def follow(self) -> None:
-        """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
+        """Its route leads to brokers that share a store: switch to the one that serves the topic."""
         self.connection.follows = True
         self._backoff = Backoff(0.02, 0.3)
 
@@ -396,7 +426,7 @@ class Link:
         return self._dialled if self._transport is not None else self.route.shown
 
     def lead_to(self, address: str) -> None:
-        """What is asked for here is served there now, and the broker that was asked is silent: go there at once."""
+        """The topic is served there now, and the broker that was asked is silent: connect there at once."""
         if not self.lock.acquire(timeout=_PAUSE_S):
             # A thread is writing to a broker that stands still.
             self.cut()
@@ -409,7 +439,7 @@ class Link:
             self.lock.release()
 
     def ask_for_sign(self) -> None:
-        """Ask for a sign of life, unless that was done: a broker that is only busy gives it at once."""
+        """Send a beat, unless that was done: a broker that is only busy answers at once."""
         transport = self._transport
         if transport is None or not (self._sign is None or self._sign.done) or not self.lock.acquire(blocking=False):
             return
@@ -430,7 +460,7 @@ class Link:
         return self._closing.is_set()
 
     def cut(self) -> None:
-        """Break the socket off, also from under one who holds the lock because the broker takes no more of it."""
+        """Break the socket off, also while another thread holds the lock because the broker takes no more."""
         transport = self._transport
         if transport is not None:
             transport.shut_down()
@@ -445,7 +475,7 @@ class Link:
             self._closing.set()
             self._break(Closed(CLOSED))
             self.connection.fail_all(Closed(CLOSED))
-        # Whoever reads comes back now, because the stream has ended.
+        # Threads that read come back now, because the stream has ended.
         if self._pump.acquire(timeout=1.0):
             try:
                 self._bury()
@@ -456,8 +486,9 @@ class Link:
 def no_answer(
     route: Route, cause: Exception | None, ready: bool, timeout_s: float, *, sent: bool | None = None
 ) -> Unavailable:
-    """Why there is no answer: the connection stands, or does not. Where it is known whether the request was `sent`, on
-    this connection or one before it, what never left is told from what may have been carried out."""
+    """The error when there is no answer: the connection stands, or does not. If it is known whether the request was
+    `sent`, on this connection or one before it, a request that never left is told from one that may have been carried
+    out."""
     if ready and sent is False:
         return Unavailable(f"{route.name} takes no more requests, for {timeout_s:g} seconds now")
     if ready:

@@ -1,13 +1,13 @@
-"""A client's side of the protocol, sans I/O: greeting, numbering, matching answers, and going on on a new socket.
+"""A client's side of the protocol, sans I/O: greeting, numbering, matching answers, and continuing on a new socket.
 
     DOWN ──open()──► GREETING ──Welcome──► ATTACHING ──Attached──► READY
       ▲                  │    └──────── (no consumer) ──────────►    │
       └──── broken() ────┴──────────────────┴────────────────────────┘
 
-A `Connection` outlives its sockets. What was asked and not answered stays with it, in order; on the next socket it
-greets, attaches its consumer again, and asks the same again under the same numbers. Every request is made so that
-asking twice does no harm: sends carry the producer's sequence, acts are idempotent, and attaching states the pulls that
-we know of, so that one whose answer got lost goes back to the group.
+A `Connection` outlives its sockets. Unanswered requests stay with it, in order; on the next socket it greets, attaches
+its consumer again, and sends them again under the same numbers. Every request is made so that sending it twice does no
+harm: sends carry the producer's sequence, acts are idempotent, and attaching states the pulls that we know of, so that
+one whose answer got lost goes back to the group.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ class State(enum.Enum):
 
 
 class Member(Protocol):
-    """A consumer, as far as a connection must know it to bring it back."""
+    """A consumer as its connection sees it: enough to attach it again."""
 
     id: int
     topic: str
 
     def attach(self, max_bytes: int) -> Attach:
-        """How to come back, in so many bytes: it names what is held."""
+        """The request to attach again, in so many bytes: it names the pulls that are held."""
 
     def attached(self, answer: Attached) -> None:
-        """Take note of what is still held."""
+        """Take over the answer: the pulls that are still held."""
 
     def expelled(self, error: TowlineError) -> None:
-        """The broker does not take this consumer any more."""
+        """The broker does not know this consumer any more."""
 
 
 class Call:
@@ -114,7 +114,7 @@ class Call:
         self.on_done = on_done
         self.number = -1
         self.next: Call | None = None
-        """Takes the next answer, if this was not the last to its request."""
+        """The call for the next answer, if this was not the last to its request."""
         self.answer: Any = None
         self.attachments: memoryview | None = None
         self.error: TowlineError | None = None
@@ -130,11 +130,11 @@ class Call:
 
     @property
     def resent(self) -> bool:
-        """It was asked more than once: the first time may have been carried out."""
+        """It was sent more than once: the first time may have been carried out."""
         return self.sent > 1
 
     def following(self) -> Call:
-        """One that takes the next answer to the same request; what went with it was carried out."""
+        """A call for the next answer to the same request; the acts that went with it were carried out."""
         request = self.request
         assert isinstance(request, Pull), "only pulls are answered again"
         if request.acts:
@@ -158,7 +158,7 @@ class Call:
             try:
                 self.on_done(self)
             except TowlineError as error:
-                # An answer that makes no sense to who asked.
+                # An answer that the caller cannot decode.
                 self.error = error
         self.done = True
         wake = self.wake
@@ -169,14 +169,14 @@ class Call:
 class Connection:
     def __init__(self, token: str = "", secret: str = "", caller: str = "") -> None:
         self.address = ""
-        """Of the broker that was met last, for people."""
+        """The address of the last broker, for people."""
         self._hello = Hello(VERSION_MIN, VERSION, token, secret, "towline-python", caller[:CALLER_MAX])
         self.state = State.DOWN
         self._closed_unmet = 0
         self.follows = False
-        """Of the brokers of one store, it goes to the one that serves what it asks for."""
+        """Of the brokers of one store, it switches to the one that serves its topic."""
         self.version = VERSION
-        """Of the protocol: that which the broker speaks as well."""
+        """Of the protocol: the highest that the broker speaks as well."""
         self.welcome: Welcome | None = None
         self.member: Member | None = None
         self.answered = 0
@@ -197,7 +197,7 @@ class Connection:
 
     @property
     def topic(self) -> str | None:
-        """What it is needed for: the topic of its consumer, or of the first call without an answer. None if there is
+        """The topic that it is needed for: that of its consumer, or of the first unanswered call. None if there is
         none, or it is not about one topic."""
         if self.member is not None:
             return self.member.topic
@@ -206,17 +206,17 @@ class Connection:
         found: str | None = frames[0].topic if frames else getattr(request, "topic", None)
         return found
 
-    # Asking
+    # Requests
 
     def submit(self, call: Call) -> list[Buffer]:
-        """Take a call on. The answer is what to write now: nothing while the connection is not ready."""
+        """Add a call. Returns the bytes to write now: none while the connection is not ready."""
         call.number = number = self._take_number()
         self._calls[number] = call
         return self._encoded(call) if self.ready else []
 
     def abandon(self, call: Call) -> None:
-        """Nobody waits for this call any more; its answer, if there is one, is passed over. One who has run out
-        of time says so without the link's lock, which another thread may hold: it may happen within all else here."""
+        """Nobody waits for this call any more; its answer, if there is one, is dropped. Called without the link's lock,
+        which another thread may hold: it may happen within all else here."""
         if self._calls.get(call.number) is call:
             self._calls.pop(call.number, None)
 
@@ -224,14 +224,14 @@ class Connection:
         number = self._number
         while True:
             number = number + 1 & 0xFFFFFFFF
-            # Under 0 a broker speaks of the connection itself.
+            # Answers under 0 are about the connection itself.
             if number and number not in self._calls and number not in self._greeting:
                 self._number = number
                 return number
 
     def _encoded(self, call: Call) -> list[Buffer]:
-        """The bytes of a call; nothing if there are none for it, such as for half a character: then it has failed, and
-        harms no other."""
+        """The bytes of a call; none if it cannot be encoded, such as half a character: then it has failed, and harms no
+        other."""
         request, buffers, member = call.request, call.buffers, call.member
         call.sent += 1
         try:
@@ -254,10 +254,10 @@ class Connection:
             f"broker {broker} at {self.address} {error}, and the broker speaks {show_version(self.version)}: upgrade it"
         )
 
-    # A socket comes and goes
+    # The socket
 
     def open(self) -> list[Buffer]:
-        """A new socket is connected: what to write to it first."""
+        """A new socket is connected: the first bytes to write to it."""
         assert self.state is State.DOWN, self.state
         self.state = State.GREETING
         self.answered = 0
@@ -267,7 +267,7 @@ class Connection:
         return [PREFACE, encode_envelope(number, self._hello)]
 
     def broken(self, error: Exception) -> None:
-        """The socket is gone. What is unanswered waits for the next one, unless that would fare no better."""
+        """The socket is gone. Unanswered requests wait for the next one, unless that would fare no better."""
         met = self.state is not State.GREETING or self.welcome is not None
         self.state, self.ready = State.DOWN, False
         self._greeting = {}
@@ -293,9 +293,10 @@ class Connection:
     # Answers
 
     def received(self, data: Buffer) -> list[Buffer]:
-        """Take bytes from the broker and finish the calls they answer. The answer is what to write now.
+        """Take bytes from the broker and finish the calls they answer. Returns the bytes to write now.
 
-        Raises when the socket is to be given up: bytes that make no sense, or a broker that ends the connection."""
+        Raises when the socket is to be given up: bytes that make no sense, or a broker that ends the connection.
+        """
         out: list[Buffer] = []
         going: TowlineError | None = None
         kept: set[Call] = set()
@@ -313,7 +314,7 @@ class Connection:
             if type(answer) is Failed:
                 if answer.code == _UNAVAILABLE or (self.follows and answer.code == NotOwner.code):
                     # A broker that is going away, or not the right one. The call stays with us, for the next broker;
-                    # but what else it says in this moment still counts.
+                    # but other answers of this moment still count.
                     call.sent -= 1
                     kept.add(call)
                     going = going or answer.error
@@ -331,12 +332,12 @@ class Connection:
         return out
 
     def _on_last_word(self, envelope: Envelope, kept: Set[Call]) -> None:
-        """The broker ends the connection, and says why under a number that is nobody's."""
+        """The broker ends the connection, with the reason in an answer to no request."""
         answer = decode_answer(envelope)
         if isinstance(answer, Failed):
             error = answer.error
             if isinstance(error, Stopping) and self.ready:
-                # It says that it has done nothing of all that is not answered: another broker may.
+                # It has done nothing of all that is not answered: another broker may.
                 for call in list(self._calls.values()):
                     call.sent -= call not in kept
             raise error
@@ -380,7 +381,7 @@ class Connection:
         return self._take_up()
 
     def _take_up(self) -> list[Buffer]:
-        """Everything is as before: ask again what was not answered."""
+        """Everything is as before: send unanswered requests again."""
         self.state, self.ready = State.READY, True
         out: list[Buffer] = []
         for call in list(self._calls.values()):

@@ -1,17 +1,16 @@
-"""Reaching a broker: which address to try next, and how to make the socket."""
+"""Dialing a broker: the next address to try, TLS, and the connected socket."""
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from towline.client.link.url import Target, show_address
 from towline.errors import BadRequest, Refused
 
-__all__ = ["CONNECT_S", "Certificates", "Route", "connect_socket", "explain", "make_ssl_context", "never_better"]
+__all__ = ["CONNECT_S", "Certificates", "Route", "explain", "make_ssl_context", "never_better"]
 
 CONNECT_S: Final = 5.0
 """How long one address may take to answer before the next is tried."""
@@ -20,7 +19,7 @@ _MISMATCHES: Final = (62, 64)
 
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "TLSV1_ALERT_PROTOCOL_VERSION", "RECORD_LAYER_FAILURE")
-"""What OpenSSL says of one that answers in another language; and our broker's own word for it."""
+"""OpenSSL's reasons when the other side does not speak TLS; and our broker's own."""
 
 
 class Route:
@@ -40,7 +39,7 @@ class Route:
         return show_address(*self.address) if self.target.addresses else ""
 
     def prefer(self, address: str) -> bool:
-        """Go on with this one, `host:port`, if we know it."""
+        """Continue with this one, `host:port`, if we know it."""
         for at, known in enumerate(self.target.addresses):
             if show_address(*known) == address and at != self._at:
                 self._at = at
@@ -60,32 +59,13 @@ class Route:
         return str(self.target) if self.target.embedded else show_address(*self.address)
 
     def failed(self) -> bool:
-        """Go on to the next address. True when all of them were tried."""
+        """Continue with the next address. True when all of them were tried."""
         self._at = (self._at + 1) % max(1, len(self.target.addresses))
         return self._at == 0
 
 
-def connect_socket(
-    route: Route, timeout_s: float, context: ssl.SSLContext | None, embedded: Callable[[], socket.socket] | None
-) -> socket.socket:
-    """A connected socket, with TLS if the target asks for it. Raises OSError."""
-    if embedded is not None:
-        return embedded()
-    host, port = route.address
-    sock = socket.create_connection((host, port), timeout=timeout_s)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if context is not None:
-            return context.wrap_socket(sock, server_hostname=host)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
 def never_better(route: Route, error: OSError) -> Refused | None:
-    """What to raise at once, because trying again would fare no better; None for all that may pass."""
+    """The error to raise at once, because trying again would fare no better; None for all that may pass."""
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
         return Refused(f"{route.name}: it does not speak TLS: use towline:// if that is meant ({error.reason})")
     if not isinstance(error, ssl.SSLCertVerificationError):
@@ -98,7 +78,7 @@ def never_better(route: Route, error: OSError) -> Refused | None:
 
 
 def explain(route: Route, cause: Exception | None) -> str:
-    """Why a broker was not reached, and what may be the matter."""
+    """Why a broker was not reached, and possible causes."""
     if cause is None:
         return "it does not answer"
     reason = str(cause) or type(cause).__name__
@@ -114,7 +94,7 @@ def explain(route: Route, cause: Exception | None) -> str:
 
 
 class Certificates(NamedTuple):
-    """What TLS needs: a context, or the files to make one of."""
+    """The parts of TLS: a context, or the files to make one of."""
 
     context: ssl.SSLContext | None = None
     ca_file: str | None = None

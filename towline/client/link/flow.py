@@ -16,11 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from towline.client.link.connection import Call
+from towline.errors import ProtocolError
+from towline.protocol.messages import Answer, Request
 
-__all__ = ["Flow", "Start", "Step", "Wait", "drive", "drive_later"]
+__all__ = ["Flow", "Start", "Step", "Wait", "ask", "drive", "drive_later"]
 
 S = TypeVar("S")
 T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 
 
 # Structs, which are made faster than named tuples: there are a few for every message.
@@ -39,8 +42,16 @@ Step = Call | Start | Wait
 Flow = Generator[Step, Any, T]
 
 
+def ask(request: Request, expected: type[A], call: Call | None = None) -> Flow[A]:
+    """The flow of one request, whose answer is of this kind."""
+    answer = yield call or Call(request)
+    if not isinstance(answer, expected):
+        raise ProtocolError(f"{type(request).__name__} was answered by {type(answer).__name__}")
+    return answer
+
+
 def drive(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Do all steps, one after the other."""
+    """Run all steps, one after the other."""
     result, error = None, None
     try:
         while True:

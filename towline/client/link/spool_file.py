@@ -4,9 +4,8 @@
     magic    b"towspl1\\n"
     record   u32 length of the payload, u32 CRC-32 of the payload (both little-endian), payload (MessagePack)
 
-Records are appended and synced; a file that has nothing more to tell is cut back to its magic. A tail that was torn by
-a crash is cut off, and a copy of it kept; a record damaged in the middle is passed over. One process has a file at a
-time.
+Records are appended and synced; a file whose records were all sent is cut back to its magic. A tail that was torn by a
+crash is cut off, and a copy of it kept; a record damaged in the middle is skipped. One process has a file at a time.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class SpoolFile:
                 _write(self._fd, data, self.size)
                 os.fsync(self._fd)
             except OSError as error:
-                # What was written of it is no record, and must not stand before the next one.
+                # A part of a record was written, and must not stand before the next one.
                 os.ftruncate(self._fd, self.size)
                 raise QueueFull(f"spool {self.path} cannot be written: {error.strerror}") from None
             self.size += len(data)
@@ -124,7 +123,7 @@ class SpoolFile:
             os.close(fd)
 
     def _check(self) -> int:
-        """See that it is a spool, and cut a torn tail. The size of what is good."""
+        """Check that it is a spool, and cut a torn tail. Returns the size of the sound part."""
         there = os.fstat(self._fd).st_size
         magic = os.pread(self._fd, len(MAGIC), 0)
         if magic != MAGIC:
@@ -160,7 +159,7 @@ class SpoolFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as what they stand for."""
+    """Make the names in a folder as durable as the files."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -176,7 +175,7 @@ def _open_locked(path: Path) -> int:
         except OSError:
             os.close(fd)
             raise StoreLocked(f"spool {path} is in use by another consumer, producer or process") from None
-        # Whoever had it before may have removed it just now.
+        # The owner before may have removed it just now.
         if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
             return fd
         os.close(fd)

@@ -30,7 +30,7 @@ _RECORD: Final = 16 << 10
 _JOIN: Final = 32 << 10
 _MAX_BUFFERS: Final = 512
 _QUICK_S: Final = 0.0003
-"""An answer that took less than this is expected to do so again: the next one is first looked for without sleeping. A
+"""An answer that took less than this is expected to do so again: the next one is first polled for without sleeping. A
 thread that sleeps has to be woken, and on an idle processor that takes longer than the broker's whole work."""
 _SPIN: Final = (os.cpu_count() or 1) > 1
 _STALLED_S: Final = 30.0
@@ -39,12 +39,12 @@ _STALLED_S: Final = 30.0
 
 class Transport(Protocol):
     def read(self, timeout_s: float) -> Buffer | None:
-        """What has come: b"" at the end of the stream, None when nothing came in time (or, now and then, earlier)."""
+        """Received bytes: b"" at the end of the stream, None when nothing came in time (or, now and then, earlier)."""
 
     def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool], deadline: float = math.inf) -> None:
         """Write all of it. While the peer takes no more, `on_stall` is called when there is something to read: it may
-        read, lest both sides only write; it says whether it did. `TimeoutError` if it is not all taken by the deadline:
-        then nothing that follows would make sense to the peer."""
+        read, lest both sides only write; it returns whether it did. `TimeoutError` if it is not all taken by the
+        deadline: then nothing that follows would make sense to the peer."""
 
     def readable(self, timeout_s: float, also: int = -1) -> bool:
         """Wait until there is something to read, here or on the descriptor `also`; True if it is here."""
@@ -68,7 +68,7 @@ def wait_for(fd: int, events: int, timeout_s: float, also: int = -1) -> int:
     poll.register(fd, events)
     if also >= 0:
         poll.register(also, select.POLLIN)
-    # Rounded up: a wait of 0.4 ms must not become a busy loop. But one who only looks does not wait.
+    # Rounded up: a wait of 0.4 ms must not become a busy loop. But a mere look does not wait.
     timeout_ms = timeout_s * 1000 + 0.999 if timeout_s > 0 else 0
     return next((seen for found, seen in poll.poll(timeout_ms) if found == fd), 0)
 
@@ -88,7 +88,7 @@ class PlainTransport:
         if timeout_s < self._tick_s and not self._may_wait(timeout_s):
             return None
         begun = time.perf_counter()
-        # Only for one that asks again as soon as it is answered; anyone else leaves the processor to others.
+        # Only for a caller that asks again as soon as it is answered; anyone else leaves the processor to others.
         data = self._spin(begun + _QUICK_S) if self._quick and begun - self._read_at < _QUICK_S else None
         if data is None:
             try:
@@ -104,7 +104,7 @@ class PlainTransport:
         return data
 
     def _set_tick(self, seconds: float) -> None:
-        """The kernel ends a read after this long."""
+        """Let the kernel end a read after this long."""
         self._tick_s = seconds
         whole = int(seconds)
         timeout = struct.pack("@ll", whole, round((seconds - whole) * 1e6))
@@ -123,7 +123,7 @@ class PlainTransport:
         return room[: self._sock.recv_into(room)]
 
     def _spin(self, deadline: float) -> Buffer | None:
-        """Look again and again, but let others run in between."""
+        """Poll again and again, but let others run in between."""
         recv, size = self._sock.recv, self._size
         while True:
             try:
@@ -200,7 +200,7 @@ class TlsTransport:
                 return None
 
     def _read_some(self) -> bytes:
-        """OpenSSL gives at most 16 KiB at a time; take what there is."""
+        """OpenSSL gives at most 16 KiB at a time; read all there is."""
         data = self._sock.recv(_LARGE)
         if len(data) < _RECORD:
             return data
@@ -241,7 +241,7 @@ class TlsTransport:
 
 
 def _await_room(sock: socket.socket, on_stall: Callable[[], bool], deadline: float) -> None:
-    """Wait until the peer takes more, reading what it says meanwhile."""
+    """Wait until the peer takes more, reading its answers meanwhile."""
     deadline = min(deadline, time.monotonic() + _STALLED_S)
     events = select.POLLIN | select.POLLOUT
     while True:

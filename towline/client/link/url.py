@@ -50,7 +50,7 @@ def parse_url(url: str) -> Target:
     if not colon or "#" in rest:
         raise BadRequest(f"not a broker's URL: use {_FORMS}")
     if "@" in rest and scheme not in ("memory", "file"):
-        # Not echoed: what stands before the @ may well be a secret.
+        # Not echoed: the part before the @ may well be a secret.
         raise BadRequest("a broker's URL holds no user or password: give token= and secret= instead")
     options = tuple(parse_qsl(query, keep_blank_values=True))
     match scheme:

@@ -1,8 +1,8 @@
-"""Batching, sans I/O: messages in, parcels out, one on its way per lane.
+"""Batching, sans I/O: messages in, batches out, one in flight per lane.
 
-A parcel of a lane is filled until it is full or has lingered; while another parcel of the same lane is on its way it
-goes on being filled, so the slower the broker, the larger the parcels. Because only one is on its way, a parcel that
-must be sent again is never overtaken by the next: order within a lane is kept whatever happens.
+A batch of a lane is filled until it is full or has lingered; while another batch of the same lane is in flight it goes
+on being filled, so the slower the broker, the larger the batches. Because only one is in flight, a batch that must be
+sent again is never overtaken by the next: order within a lane is kept whatever happens.
 
 Not safe by itself against several threads: the driver calls under a lock.
 """
@@ -27,9 +27,9 @@ __all__ = ["Accumulator", "BatchLimits", "ClusterAccumulator", "Lane", "expired"
 P = TypeVar("P")
 
 MESSAGE_OVERHEAD: Final = 16
-"""What a message takes besides its bytes."""
+"""Memory of a message besides its bytes."""
 _FAILED_MAX: Final = 1_000
-"""Parcels that failed and are remembered for whoever flushes: a producer may fail for days, and nobody flushes it."""
+"""Failed batches that are remembered until `flush`: a producer may fail for days, and nobody flushes it."""
 
 
 class BatchLimits(NamedTuple):
@@ -77,7 +77,7 @@ class Lane:
 
 
 class Accumulator(Generic[P]):
-    """`pending` makes what stands for one message: of a parcel, and the message's place in it."""
+    """`pending` makes the handle of one message: of a batch, and the message's index in it."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Accumulator(Generic[P]):
         self.messages = 0
         self.bytes = 0
         self.stirred = False
-        """Since this was last cleared, something began that whoever sends must know of."""
+        """Since this was last cleared, something began that the sender must know of."""
         self.pending = pending
         self._flying: dict[ProducerBatch, Lane] = {}
         self.failed: list[ProducerBatch] = []
-        """Parcels that failed, until somebody is told; the first ones, where nobody asks."""
+        """Failed batches, until they are reported; the first ones, where nobody asks."""
         self._lanes: tuple[dict[Any, Lane], ...] = tuple({} for _ in (*LANES, "shards"))
         self._by_priority: dict[str, dict[Any, Lane]] = dict(zip(LANES, self._lanes, strict=False))
         self._unsharded = self._by_priority["middle"]
@@ -113,7 +113,7 @@ class Accumulator(Generic[P]):
         return self.messages >= self.limits.max_buffer_messages or self.bytes >= self.limits.max_buffer_bytes
 
     def still_full(self) -> QueueFull:
-        """Whoever waited for room has waited for long enough."""
+        """A sender has waited for room for long enough."""
         waited = f" for {self.limits.max_block_s:g} s (max_block)" if self.limits.max_block_s else ""
         return QueueFull(
             f"the producer's buffer is full{waited}, with {self.messages:,} messages of {self.bytes:,} bytes: the "
@@ -128,11 +128,11 @@ class Accumulator(Generic[P]):
     def in_flight(self) -> int:
         return len(self._flying)
 
-    # Messages in
+    # Adding
 
     def add_plain(self, topic: str, body: bytes, key: str | None, priority: Priority) -> P | None:
-        """The short way for a message that is one more of its kind: with the others in a parcel that stays open. None
-        if it is not, and is to be added as any other. (A lane found by its topic is none of an ordered topic.)"""
+        """The short way for a message like those in an open batch. None if it is unlike them, and is to be added by
+        `add`. (A lane found by its topic is none of an ordered topic.)"""
         lanes = self._by_priority.get(priority)
         lane = lanes.get(topic) if lanes is not None else None
         parcel = lane.filling if lane is not None else None
@@ -167,8 +167,8 @@ class Accumulator(Generic[P]):
         shard_key: str | None = None,
         lives: Lifetimes = FOREVER,
     ) -> P:
-        """Put a message into the parcel of its lane that is being filled."""
-        # What came before it was known that the topic is ordered still waits as if it were not: it goes first.
+        """Add a message to the open batch of its lane."""
+        # Messages from before it was known that the topic is ordered still wait as if it were not: they go first.
         if shards and topic in self._unsharded:
             shards = 0
         if shards:
@@ -224,7 +224,7 @@ class Accumulator(Generic[P]):
         return lane
 
     def _shard_lane(self, topic: str, shards: int, shard: int, delayed: bool) -> Lane:
-        """What is delayed goes its own way: it must not take along what is not."""
+        """Delayed messages have a lane of their own: they must not take others along."""
         name = topic, shards, shard, delayed
         lane = self._of_shards.get(name)
         if lane is None:
@@ -245,10 +245,10 @@ class Accumulator(Generic[P]):
     def _holds(self, lane: Lane) -> bool:
         return bool(self._held) and lane.topic in self._held
 
-    # Parcels out
+    # Sending
 
     def take(self, now: float, at_most: int | None = None) -> list[ProducerBatch]:
-        """The parcels to send now; with `at_most`, take again until there is none."""
+        """The batches to send now; with `at_most`, call it again until there is none."""
         self._end_lingering(now)
         self._end_waiting(now)
         parcels: list[ProducerBatch] = []
@@ -268,7 +268,7 @@ class Accumulator(Generic[P]):
         return parcels
 
     def seal(self) -> list[ProducerBatch]:
-        """Let nothing linger any more. The parcels that were not sent yet."""
+        """Let nothing linger any more. Returns the batches that were not sent yet."""
         parcels: list[ProducerBatch] = []
         for by_name in self._lanes:
             for lane in by_name.values():
@@ -295,14 +295,14 @@ class Accumulator(Generic[P]):
             self._enqueue(lane)
 
     def next_at(self) -> float | None:
-        """When `take` or `expired` may have something that they do not have now, if nothing else happens."""
+        """The next time at which `take` or `expired` may have something, if nothing else happens."""
         times = [lane.retry_at for lane in self._retrying]
         times += [parcel.deadline for parcel in self._flying]
         if self._lingering and len(self._flying) < self.limits.max_in_flight:
             times.append(self._lingering[0][0].opened_at + self.limits.linger_s)
         return min(times, default=None)
 
-    # What became of them
+    # Outcomes
 
     def sent(
         self, parcel: ProducerBatch, first: int, appended_at_us: int, now: float, *, delayed: bool = False
@@ -315,7 +315,7 @@ class Accumulator(Generic[P]):
         self._finish(lane, parcel, now)
 
     def refused(self, parcel: ProducerBatch, error: TowlineError, now: float) -> bool:
-        """It was not taken. True if it will be tried again; before anything else of its lane."""
+        """It was refused. True if it will be tried again; before anything else of its lane."""
         lane = self._end_flight(parcel)
         if (error.retriable or isinstance(error, WrongShard)) and now < parcel.deadline:
             parcel.refusal = error
@@ -331,8 +331,8 @@ class Accumulator(Generic[P]):
         return False
 
     def reroute(self, parcel: ProducerBatch, shards: int) -> list[ProducerBatch]:
-        """The topic has so many shards: all of the parcel's lane goes into the right ones, in order. Those messages
-        that cannot be placed fail, each as a parcel of its own; these come back."""
+        """The topic has so many shards: all batches of the lane are dealt out to the right ones, in order. Messages
+        that cannot be placed fail, each as a batch of its own; these are returned."""
         lane = self._end_flight(parcel)
         waiting = [parcel, *lane.full, *([lane.filling] if lane.filling is not None else [])]
         lane.full.clear()
@@ -374,11 +374,11 @@ class Accumulator(Generic[P]):
                 placed.append(self.pending(lost, 0))
         return placed
 
-    # The end
+    # Failing
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again
-        are seen when their turn comes."""
+        """Batches that are in flight for too long: the driver gives them up with `refused`. Those that wait to be tried
+        again are seen when their turn comes."""
         return [parcel for parcel in self._flying if parcel.deadline <= now]
 
     def fail_all(self, error: TowlineError) -> list[ProducerBatch]:
@@ -404,13 +404,13 @@ class Accumulator(Generic[P]):
         return parcels
 
     def note_failed(self, parcels: list[ProducerBatch]) -> None:
-        """Remember them for whoever flushes."""
+        """Remember them for `flush`."""
         self.failed += parcels
         if len(self.failed) > 2 * _FAILED_MAX:
             self.failed = [one for one in self.failed if not one.looked_at][:_FAILED_MAX]
 
     def take_failed(self) -> list[ProducerBatch]:
-        """The parcels that failed without anybody looking, each told of once."""
+        """The batches that failed unnoticed, each reported once."""
         failed, self.failed = self.failed, []
         return [parcel for parcel in failed if not parcel.looked_at]
 
@@ -437,13 +437,13 @@ def expired(parcel: ProducerBatch) -> TowlineError:
 
 
 class ClusterAccumulator(Accumulator[P]):
-    """An accumulator that parcels can be taken out of, and put into."""
+    """An accumulator that batches can be taken out of, and put into."""
 
     def evacuate(
         self, never_left: Callable[[ProducerBatch], bool], moves: Callable[[str], bool] | None = None
     ) -> list[ProducerBatch]:
-        """Take out what may go to another broker: all that is not on its way, and what `never_left`. What is ordered,
-        or has dedup ids, stays; unless it is said of which topics everything `moves`."""
+        """Take out what may go to another broker: all that is not in flight, and what `never_left`. Messages that are
+        ordered, or have dedup ids, stay; unless all of their topic `moves`."""
         parcels: list[ProducerBatch] = []
         for by_name in self._lanes:
             if by_name is self._of_shards and moves is None:
@@ -456,7 +456,7 @@ class ClusterAccumulator(Accumulator[P]):
                     self._end_flight(flying)
                     lane.full.appendleft(flying)
                 elif flying is not None and moves is not None:
-                    # What follows must not overtake it.
+                    # Later messages must not overtake it.
                     continue
                 if lane.filling is not None:
                     lane.filling.count = len(lane.filling.bodies)
@@ -472,11 +472,11 @@ class ClusterAccumulator(Accumulator[P]):
         return parcels
 
     def topics(self) -> set[str]:
-        """What waits here, or is on its way."""
+        """Topics with batches that wait, or are in flight."""
         return {lane.topic for lane in self._every_lane()}
 
     def adopt(self, parcel: ProducerBatch) -> None:
-        """Take on a parcel that could not be sent elsewhere."""
+        """Add a batch that could not be sent elsewhere."""
         parcel.refusal = None
         if parcel.shards:
             lane = self._shard_lane(parcel.topic, parcel.shards, parcel.lane, parcel.has_times)
@@ -488,7 +488,7 @@ class ClusterAccumulator(Accumulator[P]):
         self.bytes += parcel.size
         self._enqueue(lane)
 
-    # A topic that has another number of shards
+    # A changed number of shards
 
     def returned(self, parcel: ProducerBatch) -> None:
         """It was refused, and waits in front of its lane, which is held."""
@@ -517,11 +517,11 @@ class ClusterAccumulator(Accumulator[P]):
                     self._enqueue(lane)
 
     def is_flying(self, topic: str, shards: int) -> bool:
-        """Whether something of this topic is on its way by another number of shards."""
+        """Whether a batch of this topic is in flight by another number of shards."""
         return any(parcel.topic == topic and parcel.shards != shards for parcel in self._flying)
 
     def take_out(self, topic: str, shards: int) -> list[ProducerBatch]:
-        """All of this topic that waits here by another number of shards, lane by lane."""
+        """All waiting batches of this topic by another number of shards, lane by lane."""
         taken: list[ProducerBatch] = []
         for lane in self._every_lane():
             count = 0 if isinstance(lane.name, str) else lane.name[1]
@@ -543,19 +543,20 @@ class ClusterAccumulator(Accumulator[P]):
 def rearrange(
     topic: str, shards: int, exchanges: Mapping[str, ClusterAccumulator[P]], home: Callable[[int, bool], str]
 ) -> list[ProducerBatch] | None:
-    """Put all that waits for a topic where it belongs, now that it has so many shards. `home` says at which broker that
-    is: of a shard, or where there are none, of a message that has a dedup id or not. Nothing is sent meanwhile, so that
-    nothing overtakes what came before it: None, and all is held, while something is still on its way.
+    """Put all waiting messages of a topic where they belong, now that it has so many shards. `home` returns their
+    broker: of a shard, or where there are none, of a message that has a dedup id or not. Nothing is sent meanwhile, so
+    that nothing overtakes earlier messages: None, and all is held, while something is still in flight.
 
-    The messages that belong nowhere fail, each as a parcel of its own; these come back. To be called with the locks of
-    all of them held."""
+    The messages that belong nowhere fail, each as a batch of its own; these are returned. To be called with the locks
+    of all accumulators held.
+    """
     for one in exchanges.values():
         one.hold(topic)
     if any(one.is_flying(topic, shards) for one in exchanges.values()):
         return None
     taken = [parcel for one in exchanges.values() for parcel in one.take_out(topic, shards)]
     failed: list[ProducerBatch] = []
-    # By age: what could not be sent to one broker may have gone on at another.
+    # By age: a batch that could not be sent to one broker may have gone on at another.
     for parcel in sorted(taken, key=lambda one: one.opened_at):
         parcel.move([_placed(parcel, columns, shards, exchanges, home, failed) for columns in parcel.columns()])
     for one in exchanges.values():
@@ -585,13 +586,13 @@ def _placed(  # noqa: PLR0917
         failed.append(lost)
         return next(iter(exchanges.values())).pending(lost, 0)
     new: ProducerBatch = placed._parcel  # type: ignore[attr-defined]
-    # Whoever is sent from one to the other is not sent for ever.
+    # A message that is sent from one to the other is not sent for ever.
     new.deadline = min(new.deadline, parcel.deadline)
     return placed
 
 
 def give_up(topic: str, error: TowlineError, exchanges: Mapping[str, ClusterAccumulator[P]]) -> list[ProducerBatch]:
-    """Nobody can tell where the messages of a topic belong: all that wait fail. To be called with the locks held."""
+    """Nobody knows where the messages of a topic belong: all that wait fail. To be called with the locks held."""
     failed = [parcel for one in exchanges.values() for parcel in one.take_out(topic, -1)]
     for parcel in failed:
         parcel.error = error

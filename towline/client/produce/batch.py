@@ -24,7 +24,7 @@ _ORIGINS = threading.Lock()
 
 
 class ProducerBatch:
-    """The messages of one frame. What happens, happens to all of them; so their state is kept once."""
+    """The messages of one frame. They have one outcome, so their state is kept once."""
 
     __slots__ = (
         "appended_at_us",
@@ -75,7 +75,7 @@ class ProducerBatch:
         self.pinned = False
         """It belongs to one broker, which knows its dedup ids."""
         self.times: list[int] | None = None
-        """What the deliver-at column says, if a message is delayed."""
+        """The deliver-at column, if a message is delayed."""
         self.delayed = False
         self.shard_keys: list[str | None] | None = None
         self.expiries_us: list[int] | None = None
@@ -86,22 +86,22 @@ class ProducerBatch:
         self.first = -1
         self.appended_at_us = 0
         self.places: list[tuple[str, int, int]] | None = None
-        """Lane, number and time of each message, if some of them came before, by their dedup ids."""
+        """Lane, number and time of each message, if some of them are repeats by their dedup ids."""
         self.done = False
         self.error: TowlineError | None = None
         self.refusal: TowlineError | None = None
         """Why it has to be tried again."""
         self.looked_at = False
-        """Somebody knows of the error."""
+        """The error was seen by the user."""
         self.waiter: Any = None
-        """What a driver's `Pending` waits with, made by the first that waits."""
+        """The waiter of a driver's `Pending`, made by the first that waits."""
         self.callbacks: list[tuple[Callable[[Any], object], Any]] = []
         self.moved: list[Any] | None = None
-        """Its messages went into other parcels: what stands for each of them there."""
+        """Its messages went into other batches: their handles there."""
         self.left = 0
-        """How many of those parcels are not done yet."""
+        """How many of those batches are not done yet."""
         self.origins: list[ProducerBatch] = []
-        """The parcels that messages of this one came from."""
+        """The batches that messages of this one came from."""
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "sent" if self.done else "waiting"
@@ -110,7 +110,7 @@ class ProducerBatch:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is a column of those that few messages have."""
+        """Whether it has one of the less usual columns."""
         return (
             self.dedup_ids is not None
             or self.times is not None
@@ -129,7 +129,7 @@ class ProducerBatch:
         return self.shard_keys is not None if not self.frame else bool(Frame(self.frame).flags & SHARD_KEY)
 
     def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, lives: Lifetimes) -> None:
-        """What few messages have, of the one that is about to be added."""
+        """The less usual fields of the message that is about to be added."""
         count = len(self.bodies)
         if dedup_id is not None or self.dedup_ids is not None:
             self.dedup_ids = self.dedup_ids if self.dedup_ids is not None else [None] * count
@@ -149,12 +149,12 @@ class ProducerBatch:
             self.limits.append(lives.limit)
 
     def frame_by(self, sender: FrameEncoder, compress: bool) -> bytes | memoryview:
-        """Its messages as a frame of this sender's."""
+        """The frame of its messages, by this encoder."""
         columns = self.bodies, self.keys, self.headers, compress, self.dedup_ids, self.times
         return sender.frame(*columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us, limits=self.limits)
 
     def packed(self, frame: bytes | memoryview) -> None:
-        """It is a frame now; what it was made of is not needed any more."""
+        """It is a frame now; the columns that it was made of are dropped."""
         self.frame = frame
         self.bodies = []
         self._clear()
@@ -194,7 +194,7 @@ class ProducerBatch:
         )
 
     def move(self, pendings: list[Any]) -> None:
-        """Its messages are in other parcels now; it is done when they are."""
+        """Its messages are in other batches now; it is done when they are."""
         self.moved, self.frame, self.bodies = pendings, b"", []
         self._clear()
         parcels = {id(one._parcel): one._parcel for one in pendings}
@@ -229,7 +229,8 @@ class ProducerBatch:
 
 
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
-    """A message on its way. Ask it for its `result`, or do not: `flush` and `close` of the producer wait for all."""
+    """A message that is being sent. Wait for its `result`, or do not: `flush` and `close` of the producer wait for
+    all."""
 
     _parcel: ProducerBatch
     _index: int
@@ -246,7 +247,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
         return self._parcel.spooled
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait, and give the receipt, or raise what went wrong."""
+        """Wait, and return the receipt, or raise the error."""
         self._wait(timeout)
         return self._parcel.receipt(self._index)
 
@@ -268,7 +269,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
 
 
 def with_origins(ended: list[ProducerBatch]) -> list[ProducerBatch]:
-    """With them end the parcels whose messages they were the last to hold."""
+    """The batch, and those whose last open messages were in it."""
     every = list(ended)
     for parcel in every:
         for origin in parcel.origins:

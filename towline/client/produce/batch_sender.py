@@ -1,4 +1,4 @@
-"""Batches on their way: what the blocking and the asyncio producer share."""
+"""Batches in flight: what the blocking and the asyncio producer share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TOLD_MAX: Final = 5
 
 
 class BatchSender:
-    """Parcels to requests, and answers to parcels: what both producers have in common. `add`, `take` and `settle` are
-    called under the driver's lock, where it has one. `spooled` overrides what is said of a spool."""
+    """Batches to requests, and answers to batches. `add`, `take` and `settle` are called under the driver's lock, where
+    it has one. `spooled` overrides the methods about a spool."""
 
     keeps = False
-    """What cannot be sent is kept somewhere."""
+    """Batches that cannot be sent are kept on disk."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class BatchSender:
         reroutes: bool = True,
     ) -> None:
         self.reroutes = reroutes
-        """What was put into the wrong shard belongs to another one of the same broker."""
+        """Messages in the wrong shard belong to another one of the same broker."""
         self._sender = sender
         self.shards = ShardMap() if shards is None else shards
         self._max_frame_bytes = max_frame_bytes
@@ -50,10 +50,10 @@ class BatchSender:
         self._answered: list[tuple[ProducerBatch, Call | TowlineError]] = []
         self._calls: dict[ProducerBatch, Call] = {}
         self.redirects: deque[tuple[str, str]] = deque(maxlen=1_000)
-        """Topics that another broker serves, and where that is."""
+        """Topics that another broker serves, and its address."""
         self.recounts: deque[tuple[str, Sharded]] = deque(maxlen=1_000)
-        """Topics that have another number of shards, so that what was sent here belongs to other brokers. They are held
-        until `exchange.rearrange`."""
+        """Topics that have another number of shards, so that their messages belong to other brokers. They are held
+        until `ClusterAccumulator.rearrange`."""
 
     def lives(self, ttl: float | None, timeout: float | None, attempts: int | None) -> Lifetimes:
         return self._sender.lives(ttl, timeout, attempts)
@@ -67,8 +67,8 @@ class BatchSender:
         return bool(self._answered)
 
     def pack(self, parcel: ProducerBatch) -> Call | None:
-        """The request for a parcel; None if it cannot be made, which is an answer as well. One that was put into the
-        wrong lane is not sent again before it is known how many shards its topic has."""
+        """The request for a batch; None if it cannot be made, which is an outcome as well. A batch in the wrong lane is
+        not sent again before it is known how many shards its topic has."""
         if isinstance(parcel.refusal, WrongShard) or (not parcel.shards and parcel.has_shard_keys):
             return self._call(parcel, ShardCount(parcel.topic))
         try:
@@ -94,14 +94,14 @@ class BatchSender:
         self._answered.append((parcel, call))
 
     def forget(self, parcel: ProducerBatch, error: TowlineError) -> Call | None:
-        """Give up a parcel that is on its way, unless its answer is here already."""
+        """Give up a batch that is in flight, unless its answer is here already."""
         call = self._calls.pop(parcel, None)
         if call is not None:
             self._answered.append((parcel, error))
         return call
 
     def recall(self, parcel: ProducerBatch, connection: Connection, *, left_too: bool = False) -> bool:
-        """Take back a parcel that is on its way, unless it has left; or even then, if its connection is down."""
+        """Take back a batch that is in flight, unless it has left; or even then, if its connection is down."""
         call = self._calls.get(parcel)
         if call is None or call.done or (call.sent and not (left_too and not connection.ready)):
             return False
@@ -110,7 +110,7 @@ class BatchSender:
         return True
 
     def settle(self, accumulator: ClusterAccumulator[Any], now: float) -> list[ProducerBatch]:
-        """Tell the accumulator what was answered. The parcels that came to an end."""
+        """Apply an answer. Returns the batches that came to an end."""
         answered, self._answered = self._answered, []
         ended: list[ProducerBatch] = []
         for parcel, outcome in answered:
@@ -147,7 +147,7 @@ class BatchSender:
     def kept(
         self, parcel: ProducerBatch, error: TowlineError, accumulator: ClusterAccumulator[Any], now: float
     ) -> TowlineError | None:
-        """None if the parcel is safe, although it could not be sent; else what is wrong with it."""
+        """None if the batch is safe, although it could not be sent; else the error."""
         return error
 
     def next_spooled(self, now: float) -> Call | None:
@@ -158,11 +158,11 @@ class BatchSender:
         """These were given up because the producer is closed."""
 
     def close(self) -> None:
-        """Let go of the spool."""
+        """Release the spool."""
 
 
 def raise_unseen(failed: list[ProducerBatch]) -> None:
-    """Raise what nobody has looked at."""
+    """Raise an error that nobody has seen."""
     if not failed:
         return
     error = failed[0].error

@@ -1,4 +1,4 @@
-"""Messages of the user, checked and encoded into frames; and the producer id in them."""
+"""Encoding: messages of the user, checked and made into frames; and the producer id in them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def as_key(key: str | None) -> str | None:
 
 
 def as_sought_key(key: str | None) -> str:
-    """A key that a broker is to look for; empty is none."""
+    """A key to search for; empty is none."""
     sought = as_key(key) or ""
     if len(sought) > SOUGHT_MAX:
         raise BadRequest(f"a key of {len(sought)} characters: those of up to {SOUGHT_MAX} can be looked for")
@@ -125,7 +125,7 @@ def as_sought_key(key: str | None) -> str:
 
 
 def as_keys(keys: Sequence[str | None]) -> Sequence[str | None]:
-    """The same for many: nothing is done for each where all are plain."""
+    """Several keys: nothing is done for each where all are plain."""
     keys = keys if isinstance(keys, list | tuple) else list(keys)
     if set(map(type, keys)) == {str} and "".join(keys).isascii():  # type: ignore[arg-type]
         return keys
@@ -184,14 +184,15 @@ def as_time_us(time: datetime | float) -> int:
 
 
 class Lifetimes(NamedTuple):
-    """How long a message lives, and how long and how often it may be worked on; 0 is as others say, or without end."""
+    """The lifetime of a message, and how long and how often it may be worked on; 0 is the group's setting, or no
+    limit."""
 
     expires_at_us: int = 0
     limit: int = 0
     """The timeout and the number of attempts, as frames hold them."""
 
     def columns(self, count: int) -> dict[str, list[int]]:
-        """The columns of so many messages that have this in common."""
+        """The columns of so many messages with the same lifetime."""
         found = {}
         if self.expires_at_us:
             found["expires_at_us"] = [self.expires_at_us] * count
@@ -204,7 +205,7 @@ FOREVER: Final = Lifetimes()
 
 
 def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None, clock: Clock = SYSTEM) -> Lifetimes:
-    """What a message that is sent now has of a lifetime, of a timeout and of attempts."""
+    """The lifetime, timeout and attempts of a message that is sent now."""
     if ttl_s is None and timeout_s is None and attempts is None:
         return FOREVER
     if ttl_s is not None and not 0 < ttl_s <= TTL_MAX_S:
@@ -219,7 +220,7 @@ def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None,
 
 
 class FrameEncoder:
-    """Who sends: each frame carries its producer's id and a number of its own, by which the broker knows it again."""
+    """Encodes frames: each carries its producer's id and a number of its own, by which the broker recognises it."""
 
     __slots__ = ("_clock", "_numbers", "_token", "id")
 
@@ -237,7 +238,7 @@ class FrameEncoder:
         return as_lives(ttl_s, timeout_s, attempts, self._clock)
 
     def single(self, body: bytes) -> bytes:
-        """The frame of a short message that is nothing but its body."""
+        """The frame of a short message that has a body only."""
         return encode_single(body, self.id, next(self._numbers), self._clock.now_us(), self._token)
 
     def frame(  # noqa: PLR0917 - called for every message: names would cost
@@ -275,7 +276,7 @@ class FrameEncoder:
     def series(
         self, groups: Sequence[Sequence[int]], bodies: Sequence[bytes], lives: Lifetimes, **columns: Any
     ) -> tuple[memoryview, list[int]]:
-        """Frames of the messages at these places, back to back, and their lengths: cheaper than one by one."""
+        """Frames of the messages at these indices, back to back, and their lengths: cheaper than one by one."""
         expires_at_us, limit = lives
         series = Series(groups, bodies, expires_at_us=expires_at_us, limit=limit, token=self._token, **columns)
         return series.frames(self.id, self._numbers, self._clock.now_us())
@@ -289,7 +290,7 @@ class FrameEncoder:
         deliver_at_us: Sequence[int] | None,
         **lives: Any,
     ) -> bytes:
-        """A frame without a number: something else makes sure that it is stored once."""
+        """A frame without a number: something else ensures that it is stored once."""
         return encode(
             bodies,
             keys=keys,
@@ -318,7 +319,7 @@ class FrameEncoder:
 
 
 class Columns:
-    """Many messages, cut into frames that fit."""
+    """Columns of many messages, cut into frames that fit."""
 
     def __init__(
         self,
@@ -353,7 +354,7 @@ class Columns:
             yield from self._encoded(sender, compress, begin, end)
 
     def cuts(self, frames: int = 1) -> Iterator[tuple[int, int]]:
-        """Where to cut, if what is between two cuts goes into so many frames."""
+        """The places of the cuts, if what is between two of them goes into so many frames."""
         sizes, limit, most = self.sizes, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
         if len(sizes) <= most and sum(sizes) <= limit:
             if sizes:

@@ -1,7 +1,8 @@
 """Frames that wait on the local disk until a broker takes them.
 
-One file is filled and emptied in its order, so the order of each lane is kept. Every 64 frames a mark says how far it
-was emptied: a broker remembers the last 256 frames of a producer, so what is sent again after a crash is recognised.
+One file is filled and emptied in its order, so the order of each lane is kept. Every 64 frames a mark notes how far it
+was emptied: a broker remembers the last 256 frames of a producer, so frames that are sent again after a crash are
+recognised.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class SpooledFrame(msgspec.Struct, frozen=True, array_like=True, tag=0):
     durability: int
     frame: bytes
     shards: int = 0
-    """How many its topic has, as its sender thought; below 0 there must be some, but nobody knew how many."""
+    """The number of shards of its topic, as its sender knew it; below 0 there must be some, but nobody knew how
+    many."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What stands before this offset of the file was sent."""
+    """All before this offset of the file was sent."""
 
     offset: int
 
@@ -50,7 +52,7 @@ def _digest(payload: bytes) -> bytes:
 
 
 class FrameSpool:
-    """The spool of one producer. What producers before it left in the folder is taken over."""
+    """The spool of one producer. The spools that earlier producers left in the folder are taken over."""
 
     def __init__(self, folder: str | Path, max_bytes: int) -> None:
         if not 1 << 10 <= max_bytes <= 1 << 40:
@@ -61,7 +63,7 @@ class FrameSpool:
         self._at = len(MAGIC)
         self._since_mark = 0
         self.lanes: Counter[tuple[str, int, int]] = Counter()
-        """How many frames of each lane wait: topic, number, and of how many shards it is one."""
+        """Waiting frames by lane: topic, number, and number of shards."""
         try:
             for frame in self._waiting_in(self._file, at_home=True):
                 self.lanes[frame.topic, frame.lane, frame.shards] += 1
@@ -86,8 +88,8 @@ class FrameSpool:
         self.lanes.update((frame.topic, frame.lane, frame.shards) for frame in frames)
 
     def goes_before(self, topic: str, lane: int, shards: int) -> bool:
-        """Whether something waits that must be sent before messages of this lane: others of it, or such of the topic
-        of which it is not known yet where they belong."""
+        """Whether a waiting frame must be sent before messages of this lane: one of the same lane, or of a topic whose
+        shards are not known yet."""
         return bool(self.lanes) and (
             (topic, lane, shards) in self.lanes
             or any(name == topic and count != shards for name, _, count in self.lanes)
@@ -104,7 +106,7 @@ class FrameSpool:
         return None
 
     def sent(self, frame: SpooledFrame) -> None:
-        """The frame that `next` gave is with the broker."""
+        """The frame that `next` returned is with the broker."""
         found = self._file.read(self._at)
         assert found is not None, "a frame that was sent is there"
         self._at = found[1]
@@ -161,7 +163,7 @@ class FrameSpool:
         return [frame for at, frame in frames if at >= begin]
 
     def _digests(self) -> set[bytes]:
-        """What waits here, without holding it all in memory."""
+        """Digests of the waiting frames, without holding them all in memory."""
         digests, offset = set(), self._at
         while (found := self._file.read(offset)) is not None:
             payload, offset = found
@@ -179,7 +181,7 @@ class FrameSpool:
                 continue
             try:
                 frames = self._waiting_in(file)
-                # Whoever took it over before us may have been killed before it cleared the file.
+                # The process that took it over before us may have been killed before it cleared the file.
                 here = self._digests() if frames else set()
                 self.append(*(frame for frame in frames if _digest(_encode(frame)) not in here))
                 file.clear()

@@ -21,8 +21,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     count: int
     appended_at_us: int
     lane: str | None = None
-    """Another lane than that of the others: there the message came first, by its dedup id. Or `delay`: the messages
-    wait for their time, and the numbers are their ids until then."""
+    """Another lane than that of the others: that of the first message with the dedup id. Or `delay`: the messages wait
+    for their time, and the numbers are their ids until then."""
 
 
 class Receipts(Sequence[Receipt]):
@@ -87,14 +87,14 @@ class ShardReceipts(Receipts):
         return f"<ShardReceipts {self.topic}, {len(self)} messages in {len({one[0] for one in self._stored})} shards>"
 
     def put(self, lane: str, first: int, numbers: Sequence[int], appended_at_us: int) -> None:
-        """Messages with these places in the call are in a shard now, one after another from `first` on; or, in the lane
-        `delay`, wait for their time."""
+        """Messages with these indices in the call are in a shard now, one after another from `first` on; or, in the
+        lane `delay`, wait for their time."""
         self._stored.append((lane, first, numbers, appended_at_us))
 
     def put_unit(
         self, lanes: Sequence[int], firsts: Sequence[int], numbers: Sequence[Sequence[int]], appended_at_us: int
     ) -> None:
-        """The same for a frame in each of these shards."""
+        """`put` for a frame in each of these shards."""
         self._stored += zip(map(str, lanes), firsts, numbers, [appended_at_us] * len(lanes), strict=True)
 
     @property
@@ -140,7 +140,7 @@ def places(
     delayed: bool = False,
     shards: int = 0,
 ) -> list[tuple[str, int, int]]:
-    """Lane, sequence number and time of each message of a frame, some of which may have come before."""
+    """Lane, sequence number and time of each message of a frame with repeats."""
     name = DELAY if delayed else lane_name(lane, shards)
     if not repeats:
         return [(name, seq, at_us) for seq in range(first, first + count)]
@@ -155,5 +155,5 @@ def places(
 
 
 def place_before(lane: int, seq: int, at_us: int, shards: int = 0) -> tuple[str, int, int]:
-    """Where a message is that came before: below 0 the number is one of a delayed message's."""
+    """The position of a repeat's first message: below 0 the number is one of a delayed message's."""
     return (lane_name(lane, shards), seq, at_us) if seq >= 0 else (DELAY, ~seq, at_us)

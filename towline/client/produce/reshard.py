@@ -1,7 +1,7 @@
-"""A frame that waited on the local disk, cut by shards: when it was made, nobody could say how many its topic has.
+"""Spooled frames cut by shards: when they were made, the number of shards of their topic was not known.
 
 The pieces carry numbers that follow from the frame's own. So whoever cuts it again, after a crash, makes the same, and
-the broker knows those that it has.
+the broker recognises those that it has.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from towline.model import LANES
 __all__ = ["MIDDLE", "Cut", "cut_by_shard"]
 
 FRAMES_MAX: Final = 200
-"""Frames that go in one request: fewer than a broker remembers of one producer."""
+"""Frames of one request: fewer than a broker remembers of one producer."""
 MIDDLE: Final = LANES.index("middle")
 
 
 class Cut(NamedTuple):
     units: list[list[tuple[int, bytes]]]
-    """What goes in one request: lanes, and frames for them."""
+    """The lanes and frames of each request."""
     lost: bytes | None
     """The messages that belong nowhere: without a key in an ordered topic, or with a shard key in a shared one."""
 
 
 def cut_by_shard(topic: str, frame: Frame, lane: int, shards: int) -> Cut:
-    """The frame for a topic with so many shards; none is a shared one, where all goes to one lane."""
+    """The frame, cut for a topic with so many shards; none is a shared one, where all goes to one lane."""
     nothing: Sequence[None] = [None] * frame.count
     own, keys = frame.shard_keys() or nothing, frame.keys() or nothing
     times = frame.deliver_at_us() or [0] * frame.count

@@ -1,7 +1,7 @@
 """Sending to ordered topics, sans I/O: the client finds the shard of each message.
 
-A client takes a topic for a shared one until its broker says otherwise (`WrongShard`), so that sends to shared topics
-cost nothing more. Then it asks how many shards there are, remembers it, and sends again.
+A client takes a topic for a shared one until its broker refuses that (`WrongShard`), so that sends to shared topics
+cost nothing more. Then it asks for the number of shards, remembers it, and sends again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ T = TypeVar("T")
 _FRAMES_MAX: Final = 4
 """Messages for many shards go in larger batches: so many full frames' worth, or the frames would be small."""
 _HEAD_BYTES: Final = 24
-"""What a frame takes in the head of its request, besides the topic's name."""
+"""Size of a frame's entry in the head of its request, besides the topic's name."""
 _KNOWN_MAX: Final = 10_000
 _KEYS_MAX: Final = 10_000
 _KEY_LENGTH_MAX: Final = 200
@@ -89,7 +89,7 @@ def _hashed(keys: Iterable[str], shards: int) -> list[int]:
 
 
 class KnownKeys:
-    """The shards of keys that come again and again: to look one up takes a tenth of the time of its hash."""
+    """The shards of frequent keys: to look one up takes a tenth of the time of its hash."""
 
     __slots__ = ("_known",)
 
@@ -105,11 +105,11 @@ class KnownKeys:
             found = list(itemgetter(*keys)(self._known))
         except (KeyError, TypeError):
             return None
-        # What only looks like a known key, as what inherits from str does, is not one.
+        # An instance of a subclass of str only looks like a known key.
         return found if set(map(type, keys)) == {str} else None
 
     def shards_of(self, keys: Sequence[str], shards: int) -> list[int]:
-        """The same, and know them from now on if they come often."""
+        """The shards of these keys, which are known from now on if they come often."""
         known = self._known
         distinct = set(keys)
         if len(distinct) > min(len(keys) // 2, _KEYS_MAX) or max(map(len, distinct)) > _KEY_LENGTH_MAX:
@@ -137,7 +137,7 @@ def shards_of(topic: str, shards: int, content: Content, priority: Priority) -> 
 
 
 def count_shards(topic: str) -> Flow[Sharded]:
-    """Ask a broker how many shards a topic has there, if it knows the topic."""
+    """Ask a broker for the number of shards of a topic, if it knows the topic."""
     answer = yield Call(ShardCount(check_topic(topic)))
     if not isinstance(answer, Sharded):
         raise ProtocolError(f"ShardCount was answered by {type(answer).__name__}")
@@ -145,7 +145,7 @@ def count_shards(topic: str) -> Flow[Sharded]:
 
 
 class ShardMap:
-    """How many shards topics have, as far as this client knows."""
+    """The number of shards of topics, as far as this client knows."""
 
     __slots__ = ("_counts", "_keys")
 
@@ -165,7 +165,7 @@ class ShardMap:
         self._counts[topic] = shards
 
     def keys(self, shards: int) -> KnownKeys:
-        """The keys that are known where there are so many shards: they are the same for all topics."""
+        """The known keys where there are so many shards: they are the same for all topics."""
         known = self._keys.get(shards)
         if known is None:
             if len(self._keys) >= _KEYS_OF_MAX:
@@ -191,7 +191,7 @@ class ShardMap:
 
 
 class Common(NamedTuple):
-    """What all messages of one call share."""
+    """The fields that all messages of one call share."""
 
     sender: FrameEncoder
     shards: ShardMap
@@ -234,7 +234,7 @@ class Content(NamedTuple):
 
 
 def joined(topic: str, count: int, parts: Sequence[tuple[Sequence[int], Receipts]]) -> Receipts:
-    """The receipts of a call whose messages went to several brokers; with each part, its places in the call."""
+    """The receipts of a call whose messages went to several brokers; with each part, its indices in the call."""
     receipts = ShardReceipts(topic, count)
     for numbers, some in parts:
         for number, receipt in zip(numbers, some, strict=True):
@@ -248,7 +248,7 @@ def send(common: Common, topic: str, content: Content) -> Flow[Receipt]:
 
 
 def send_many(common: Common, topic: str, content: Content) -> Flow[Receipts]:
-    """Find the shards, and look again if they are not as we thought."""
+    """Find the shards, and look again if the broker refuses them."""
     content = content._replace(bodies=as_bodies(content.bodies))
     needed = content.shard_keys is not None
     shards = common.shards.get(topic) or 0
@@ -265,8 +265,8 @@ def send_many(common: Common, topic: str, content: Content) -> Flow[Receipts]:
 
 
 def send_counted(common: Common, topic: str, shards: int, content: Content) -> Flow[Receipts]:
-    """To a topic with so many shards, bodies that were checked. Cut into batches as ever; each has a frame for every
-    shard that it touches, and is stored whole or not at all."""
+    """Send checked bodies to a topic with so many shards. Cut into batches as ever; each has a frame for every shard
+    that it touches, and is stored whole or not at all."""
     if not shards:
         return (yield from _send_shared(common, topic, content))
     return (yield from _send_batch(_Batch(common, topic, shards, content), common.durability))
@@ -292,8 +292,8 @@ def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]
 
 
 class _Unit(NamedTuple):
-    """Messages that are stored together: a frame for each shard, and one for what is delayed on it; and which messages
-    of the call are in each."""
+    """Messages that are stored together: a frame for each shard, and one for its delayed messages; with their indices
+    in the call."""
 
     lanes: list[int]
     frames: Sequence[Buffer]
@@ -351,12 +351,12 @@ class _Batch:
         yield from self._encoded(middle, end)
 
     def _by_lane(self, begin: int, end: int) -> tuple[list[int], list[list[int]]]:
-        """The shards, and which messages go to each in one frame: what is delayed in another than what is not."""
+        """The shards, and the messages that go to each in one frame: delayed ones apart from others."""
         by_lane: Mapping[int, list[int]] | list[list[int]]
         times, lanes = self._columns.times, self._lanes[begin:end]
         if times is not None:
             lanes = [~lane if time else lane for lane, time in zip(lanes, times[begin:end], strict=True)]
-        # A list is quicker than a dict; but it has a place for each shard, whether something goes there or not.
+        # A list is quicker than a dict; but it has a place for each shard, whether messages go there or not.
         plain = times is None and self.shards <= len(lanes)
         by_lane = [[] for _ in range(self.shards)] if plain else defaultdict(list)
         # No step of our own for each message: this, too, is where the time goes.
@@ -367,7 +367,7 @@ class _Batch:
         return [max(lane, ~lane) for lane in filled], list(filled.values())
 
     def _frames(self, numbers: list[list[int]]) -> tuple[Sequence[Buffer], Sequence[int]]:
-        """The frames, maybe in one piece, and how long each is."""
+        """The frames, maybe in one piece, and their lengths."""
         columns, common = self._columns, self._common
         if len(numbers) == 1 or columns.times is not None or columns.dedup_ids is not None or common.compress:
             frames = [self._frame(some) for some in numbers]
@@ -398,8 +398,8 @@ class _Batch:
 
 
 def _send_batch(batch: _Batch, durability: int) -> Flow[Receipts]:
-    """One unit after the other, so that one that fails is followed by none; each is made while the one before it is on
-    its way."""
+    """One unit after the other, so that one that fails is followed by none; each is made while the one before it is in
+    flight."""
     receipts = ShardReceipts(batch.topic, len(batch))
     before: tuple[Call, _Unit] | None = None
     for unit in batch.units():
@@ -432,7 +432,7 @@ def _sent(receipts: ShardReceipts, call: Call, unit: _Unit) -> Flow[None]:
 
 
 def _times_of(times: Sequence[int] | None, numbers: list[int]) -> list[int] | None:
-    """Of what goes in one frame either all is delayed or nothing is."""
+    """The messages of one frame are all delayed, or none is."""
     return None if times is None or not times[numbers[0]] else [times[number] for number in numbers]
 
 

@@ -1,4 +1,5 @@
-"""BatchSender with a spool: what no broker takes in time waits on the local disk, and is sent when one is back."""
+"""BatchSender with a spool: batches that no broker takes in time wait on the local disk, and are sent when one is
+back."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ log = logging.getLogger("towline.client")
 
 
 class SpooledBatchSender(BatchSender):
-    """Frames that may have reached the broker keep their producer id and number, and whoever sends on gets a new id;
-    frames that never left have an id of the spool's own. So the broker, which remembers a window of numbers for each
-    id, can tell of each frame from the spool whether it has it already."""
+    """Frames that may have reached the broker keep their producer id and number, and the sender gets a new id; frames
+    that never left have an id of the spool's own. So the broker, which remembers a window of numbers for each id, can
+    tell of each frame from the spool whether it has it already."""
 
     keeps = True
 
@@ -55,7 +56,7 @@ class SpooledBatchSender(BatchSender):
         self._emptying: Call | None = None
         self._head: SpooledFrame | None = None
         self._units: list[list[SpooledFrame]] = []
-        """What of the head is left to be sent, each by a request; nothing if its shards must be asked for first."""
+        """The rest of the head, each unit to be sent by a request; empty if its shards must be asked for first."""
         self._emptied: Call | None = None
         self._backoff = Backoff(0.02, 1.0, eager=False)
         self._retry_at = 0.0
@@ -156,8 +157,8 @@ class SpooledBatchSender(BatchSender):
         return None
 
     def _may_wait(self, error: TowlineError) -> bool:
-        """Whether the broker may take it later. One that cannot be reached has not refused it, whatever it said before;
-        and what was put into the wrong shard is put into the right one when the spool is emptied."""
+        """Whether the broker may take it later. One that cannot be reached has not refused it, whatever it answered
+        before; and a batch in the wrong shard is sent to the right one when the spool is emptied."""
         if isinstance(error, WrongShard):
             return self.reroutes
         return isinstance(error, Unavailable | Closed) or (error.retriable and not self._connection.ready)

@@ -7,7 +7,7 @@
     OPEN ──store──► STORED ──commit──► COMMITTED                   the messages are kept by the broker, out of sight
                        └──rollback──► ABORTED
 
-A commit of which no answer came stays COMMITTING: it may have been carried out. To commit again is safe, and tells.
+A commit that was never answered stays COMMITTING: it may have been carried out. To commit again is safe, and tells.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from towline.errors import (
     WrongShard,
 )
 from towline.model import Priority, Receipt, check_producer_group
+from towline.protocol.base import HEAD_ROOM
 from towline.protocol.messages import Request, Send, Sent
 from towline.protocol.transactions import AwaitChecks, Check, Checks, Decide, Decided, Prepare, Prepared
 
@@ -52,13 +53,11 @@ __all__ = [
 ]
 
 Verdict = Literal["commit", "rollback"] | None
-"""Of a producer on its prepared transaction; None is not known yet."""
+"""A producer's decision about its prepared transaction; None is not known yet."""
 
-HEAD_ROOM: Final = 64 << 10
-"""What a broker allows for a request besides its frames."""
 NAME_MAX: Final = 200
 WAIT_MS: Final = 20_000
-"""How long we wait to be asked, before we ask again to be."""
+"""Long-poll time of `AwaitChecks`."""
 
 
 class Phase(enum.Enum):
@@ -71,14 +70,14 @@ class Phase(enum.Enum):
 
 
 class Senders:
-    """Each commit has a producer's number to itself while it is under way, so that the broker knows it again however
+    """Each commit has a producer's number to itself while it is under way, so that the broker recognises it however
     many others there are."""
 
     def __init__(self, token: str) -> None:
         self._token = token
         self._idle: list[FrameEncoder] = []
         self.entered: dict[object, object] = {}
-        """The transaction of which a thread or task is within the `with` block: they do not nest."""
+        """The transaction whose `with` block a thread or task is in: they do not nest."""
 
     def take(self) -> FrameEncoder:
         return self._idle.pop() if self._idle else FrameEncoder(self._token)
@@ -88,7 +87,7 @@ class Senders:
 
 
 class TransactionCore:
-    """What both kinds have in common: they gather messages, in one thread, and end once."""
+    """The common part of both kinds: they gather messages, in one thread, and end once."""
 
     def __init__(
         self, max_request_bytes: int, durability: int, shards: ShardMap, homes: Callable[[str, int], str] | None
@@ -96,24 +95,24 @@ class TransactionCore:
         self.phase = Phase.NEW
         self._receipts: list[Receipt] | None = None
         self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]], Sequence[int]] | None = None
-        self._draft = TransactionBuffer(max_request_bytes - HEAD_ROOM)
+        self._buffer = TransactionBuffer(max_request_bytes - HEAD_ROOM)
         self._durability = durability
         self._shards = shards
         self._homes = homes
-        """Where each broker of a cluster keeps messages of its own: the one that a shard belongs to."""
+        """Where each broker of a cluster keeps messages of its own: the home of a shard."""
         self._request: tuple[Request, list[Buffer]] | None = None
         self._thread = threading.get_ident()
 
     def __len__(self) -> int:
-        return len(self._draft)
+        return len(self._buffer)
 
     @property
     def receipts(self) -> list[Receipt]:
-        """Where the messages are, once it is committed; made when somebody looks."""
+        """The receipts, once it is committed; made on demand."""
         if self._receipts is None:
             if self._answer is None:
                 return []
-            self._receipts = self._draft.receipts(*self._answer)
+            self._receipts = self._buffer.receipts(*self._answer)
         return self._receipts
 
     def add(
@@ -130,7 +129,7 @@ class TransactionCore:
         shard_key: str | None = None,
     ) -> int:
         self.check(Phase.OPEN)
-        return self._draft.add(
+        return self._buffer.add(
             topic,
             body,
             key=key,
@@ -152,11 +151,11 @@ class TransactionCore:
         shard_keys: Sequence[str | None] | None = None,
     ) -> range:
         self.check(Phase.OPEN)
-        return self._draft.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
+        return self._buffer.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
 
     def uncounted(self) -> list[str]:
-        """The topics of which it must be known how many shards they have, before `home` can tell."""
-        return [topic for topic in self._draft.topics() if self._shards.get(topic) is None] if self._seeks_home else []
+        """The topics whose number of shards must be known before `home` can tell."""
+        return [topic for topic in self._buffer.topics() if self._shards.get(topic) is None] if self._seeks_home else []
 
     @property
     def _seeks_home(self) -> bool:
@@ -166,7 +165,7 @@ class TransactionCore:
         """The broker that it must go to; empty if any will do."""
         if self._homes is None or not self._seeks_home:
             return ""
-        touched = self._draft.place(self._shards.get)
+        touched = self._buffer.place(self._shards.get)
         homes = {self._homes(topic, shard) for topic, shard in touched}
         if len(homes) > 1:
             shown = ", ".join(f"{topic}/{shard}" for topic, shard in touched[:5])
@@ -177,16 +176,16 @@ class TransactionCore:
         return homes.pop() if homes else ""
 
     def _place(self) -> Flow[None]:
-        """A topic is taken for a shared one until a broker says otherwise; but not where a shard key is given."""
-        for topic, needed in self._draft.topics().items():
+        """A topic is taken for a shared one until a broker refuses that; but not where a shard key is given."""
+        for topic, needed in self._buffer.topics().items():
             if needed and not self._shards.get(topic):
                 yield from self._shards.find(topic, needed=True)
-        self._draft.place(self._shards.get)
+        self._buffer.place(self._shards.get)
 
     def _look_again(self) -> Flow[None]:
-        """A broker says that a topic has another number of shards."""
+        """A topic has another number of shards: place the messages again."""
         self._request = None
-        for topic in self._draft.topics():
+        for topic in self._buffer.topics():
             yield from self._shards.look_up(topic)
 
     def check(self, *phases: Phase) -> None:
@@ -229,7 +228,7 @@ class DirectTransaction(TransactionCore):
         self._sender: FrameEncoder | None = None
 
     def begin(self, within: object = None) -> None:
-        """Begin; `within` is who enters it with `with`."""
+        """Begin; `within` is the thread or task that enters it with `with`."""
         if self.phase is Phase.OPEN:
             raise Conflict("the transaction has begun already: transactions do not nest")
         if self.phase is not Phase.NEW:
@@ -261,7 +260,7 @@ class DirectTransaction(TransactionCore):
     def _packed(self) -> Flow[tuple[Request, list[Buffer]]]:
         yield from self._place()
         self._sender = sender = self._sender or self._senders.take()
-        heads, frames = self._draft.frames(
+        heads, frames = self._buffer.frames(
             lambda b, k, h, d, t, **lives: sender.frame(b, k, h, self._compress, d, t, **lives)
         )
         self._request = Send(heads, self._durability), frames
@@ -292,7 +291,7 @@ class DirectTransaction(TransactionCore):
         self._end(Phase.ABORTED)
 
     def leave(self, within: object) -> None:
-        """The `with` block is left: what was refused, or not committed, is aborted."""
+        """The `with` block is left: a transaction that was refused, or not committed, is aborted."""
         if self._senders.entered.get(within) is self:
             del self._senders.entered[within]
         if self.phase is Phase.OPEN:
@@ -307,7 +306,7 @@ class DirectTransaction(TransactionCore):
 
 
 class StoredTransaction(TransactionCore):
-    """Kept by the broker, out of sight, until it is decided."""
+    """Stored by the broker, hidden, until it is decided."""
 
     def __init__(
         self,
@@ -333,7 +332,7 @@ class StoredTransaction(TransactionCore):
         self._check_after_s = check_after_s or 0.0
         self._sender = sender
         self._told = False
-        """The broker may have heard of it."""
+        """The broker may know of it."""
 
     def store(self) -> Flow[str]:
         self.check(Phase.OPEN)
@@ -354,7 +353,7 @@ class StoredTransaction(TransactionCore):
 
     def _packed(self) -> Flow[tuple[Request, list[Buffer]]]:
         yield from self._place()
-        heads, frames = self._draft.frames(self._sender.loose_frame)
+        heads, frames = self._buffer.frames(self._sender.loose_frame)
         request = Prepare(self.id, self.producer_group, self.name, heads, self._check_after_s, self._durability)
         self._request = request, frames
         return self._request
@@ -372,7 +371,7 @@ class StoredTransaction(TransactionCore):
         self.phase = Phase.ABORTED
 
     def forget(self) -> None:
-        """Its block is left by an error before the broker was told for certain; whatever it has, it will ask after."""
+        """Its block is left by an error before the broker has it for certain; if it does, it will check."""
         self.phase = Phase.ABORTED
 
     def _decide(self, *, commit: bool) -> Flow[Decided]:
@@ -381,7 +380,7 @@ class StoredTransaction(TransactionCore):
             raise Conflict(
                 "the transaction is not with the broker yet: store() it before your own commit, then commit()"
             )
-        # The broker answers the same as often as it is told the same, so nothing is refused here.
+        # The broker answers a repeated decision alike, so nothing is refused here.
         self.check(Phase.OPEN, Phase.STORED, Phase.COMMITTED, Phase.ABORTED)
         answer = yield Call(Decide(self.id, commit, self._durability))
         if not isinstance(answer, Decided):
@@ -389,7 +388,7 @@ class StoredTransaction(TransactionCore):
         return answer
 
 
-# Being asked
+# Checks
 
 
 def await_checks(producer_group: str) -> Flow[list[Check]]:
@@ -406,7 +405,7 @@ def decide(transaction: str, *, commit: bool) -> Flow[None]:
 
 
 def verdict(given: object, name: str) -> bool | None:
-    """What a callback said: commit, rollback, or nothing."""
+    """The result of a callback: commit, rollback, or nothing."""
     if given is None or given in ("commit", "rollback"):
         return None if given is None else given == "commit"
     raise TowlineError(f"the callback said {given!r} of transaction {name}: say 'commit', 'rollback' or None")

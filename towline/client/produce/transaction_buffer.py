@@ -1,4 +1,4 @@
-"""Messages that are to be stored together, gathered until then. Sans I/O."""
+"""The messages of a transaction, gathered until they are sent. Sans I/O."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["FRAMES_MAX", "MESSAGES_MAX", "TransactionBuffer"]
 
 MESSAGES_MAX: Final = 100_000
 FRAMES_MAX: Final = 200
-"""Lanes that a transaction may touch: fewer than a broker remembers frames of one producer, so that it knows a
+"""Lanes that a transaction may touch: fewer than a broker remembers frames of one producer, so that it recognises a
 transaction that is sent again."""
 
 T = TypeVar("T")
 
 Frames = Callable[..., bytes | memoryview]
-"""Makes a frame of bodies, keys, headers, dedup ids, times of delivery, and by name what few messages have."""
+"""Makes a frame of bodies, keys, headers, dedup ids, times of delivery, and by name the less usual columns."""
 
 Place = tuple[str, int, bool]
 """Topic, priority, and whether the messages are delayed: those have a frame of their own."""
 
 
 class _Lane:
-    """The messages of one topic and priority. What none of them has so far is no column."""
+    """The messages of one topic and priority. A column that none of them has so far is absent."""
 
     __slots__ = ("bodies", "dedup_ids", "expiries_us", "headers", "keys", "limits", "shard_keys", "times")
 
@@ -55,7 +55,7 @@ class _Lane:
         self.shard_keys: list[str | None] = []
 
     def lives(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """Columns of what few messages have, of these messages."""
+        """The less usual columns of these messages."""
         given = {"expires_at_us": self.expiries_us, "limits": self.limits}
         found: dict[str, Any] = {
             name: [value or 0 for value in _some(column, numbers)] for name, column in given.items() if column
@@ -63,14 +63,14 @@ class _Lane:
         return found | {"shard_keys": _some(self.shard_keys, numbers)} if self.shard_keys else found
 
     def columns(self, numbers: Sequence[int]) -> tuple[list[bytes], Any, Any, Any, Any]:
-        """All of them, or None; each as long as the bodies. Delayed messages are a lane of their own."""
+        """All columns, or None; each as long as the bodies. Delayed messages are a lane of their own."""
         bodies = self.bodies if len(numbers) == len(self.bodies) else [self.bodies[number] for number in numbers]
         others = (self.keys, self.headers, self.dedup_ids, self.times)
         keys, headers, ids, times = [_some(column, numbers) if column else None for column in others]
         return bodies, keys, headers, ids, times
 
     def by_shard(self, topic: str, shards: int, priority: int) -> dict[int, list[int]]:
-        """Which of the messages go to which shard."""
+        """The messages of each shard."""
         everything = range(len(self.bodies))
         own, keys = (_some(column, everything) for column in (self.shard_keys, self.keys))
         chosen = [key if one is None else one for one, key in zip(own, keys, strict=True)]
@@ -81,7 +81,7 @@ class _Lane:
 
 
 class _Part(NamedTuple):
-    """What goes into one frame."""
+    """The messages of one frame."""
 
     topic: str
     lane: int
@@ -115,13 +115,13 @@ class TransactionBuffer:
         lives: Lifetimes = FOREVER,
         shard_key: str | None = None,
     ) -> int:
-        """Add a message; its number within the draft. What is refused leaves the draft as it was."""
+        """Add a message; returns its index. A message that is refused leaves the buffer as it was."""
         lane, packed, named = as_lane(priority), as_body(body), as_headers(headers)
         as_key(key)
         as_key(shard_key)
         as_dedup_id(dedup_id)
         place = (check_topic(topic), lane, bool(deliver_at_us))
-        # The least that it takes; what was made of it is measured before it is sent.
+        # The least that it takes; the encoded request is measured before it is sent.
         size = len(packed) + len(key or "") + len(dedup_id or "") + len(shard_key or "")
         if named is not None:
             size += sum(len(name) + len(value) for name, value in named.items())
@@ -149,7 +149,7 @@ class TransactionBuffer:
         keys: Sequence[str | None] | None = None,
         shard_keys: Sequence[str | None] | None = None,
     ) -> range:
-        """Add many messages that have at most keys besides their bodies; their numbers within the draft."""
+        """Add many messages that have at most keys besides their bodies; returns their indices."""
         place, packed = (check_topic(topic), as_lane(priority), False), as_bodies(bodies)
         size = sum(map(len, packed))
         for name, column in (("keys", keys), ("shard keys", shard_keys)):
@@ -177,15 +177,15 @@ class TransactionBuffer:
             raise _too_many_bytes(self._max_bytes)
 
     def topics(self) -> dict[str, bool]:
-        """Where messages go; and whether any has a shard key, so that it must be an ordered topic."""
+        """The topics; and whether any message has a shard key, so that it must be an ordered topic."""
         found: dict[str, bool] = {}
         for (topic, _, _), messages in self._lanes.items():
             found[topic] = found.get(topic, False) or bool(messages.shard_keys)
         return found
 
     def place(self, shards_of: Callable[[str], int | None]) -> list[tuple[str, int]]:
-        """Find the lane of each message, given how many shards topics have. The shards that are touched: topic and
-        number."""
+        """Find the lane of each message, given the shard counts of topics. Returns the shards that are touched: topic
+        and number."""
         parts: list[_Part] = []
         for (topic, lane, _), messages in self._lanes.items():
             shards = shards_of(topic) or 0
@@ -202,8 +202,8 @@ class TransactionBuffer:
         return [(part.topic, part.lane) for part in parts if part.shards]
 
     def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes | memoryview]]:
-        """One frame for each lane, and one for what is delayed on it, in the order in which they were first sent to.
-        They have their places."""
+        """One frame for each lane, and one for its delayed messages, in the order in which they were first sent to;
+        with their places."""
         parts = self._parts
         frames = [make(*part.messages.columns(part.numbers), **part.messages.lives(part.numbers)) for part in parts]
         if sum(map(len, frames)) > self._max_bytes:
@@ -220,7 +220,7 @@ class TransactionBuffer:
         repeats: Sequence[tuple[int, int, int, int, int]],
         delayed: Sequence[int],
     ) -> list[Receipt]:
-        """Where each message is, in the order in which they were sent."""
+        """The receipts, in the order in which the messages were sent."""
         if len(firsts) != len(self._parts):
             raise BadRequest(f"{len(firsts)} frames were stored of {len(self._parts)}")
         found: dict[_Lane, dict[int, Receipt]] = {}

@@ -1,1 +1,3 @@
-"""Dead letters of a group for people: by pages, by filter, counted by reason, sent again at a rate."""
+"""Dead letters of a group for people: `pages`, by `filter`, counted by `reasons`, `resend` at a rate; `walk` goes
+through all of them.
+"""

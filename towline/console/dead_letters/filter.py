@@ -1,4 +1,4 @@
-"""Dead letters that fit a filter: looked for from the newest on, for a moment at a time, however many there are."""
+"""Dead letters by a filter: searched from the newest on, for a moment at a time, however many there are."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class LetterFilter:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to look at, or enough was found."""
+        """Whether the search is over, or enough was found."""
         return self._walk.over or len(self.found) >= FOUND_MAX
 
     @property
     def total(self) -> int:
-        """Of all that are to be looked at."""
+        """Of all that are to be searched."""
         return self._walk.total
 
     @property
@@ -40,13 +40,13 @@ class LetterFilter:
 
     @property
     def which(self) -> str:
-        """What would be sent again."""
+        """The numbers of letters to send again."""
         if self._walk.over:
             return f"the {len(self.found):,} that fit the filter"
         return f"all that fit the filter ({self.told})"
 
     async def go_on(self, mq: Client, spend_s: float) -> None:
-        """Look further, for a moment."""
+        """Search further, for a moment."""
         await self._walk.go_on(mq, spend_s, self._see)
 
     def _see(self, letters: list[DeadLetter]) -> bool:

@@ -1,8 +1,8 @@
 """Dead letters of a group, the newest first, page by page, cut to what is shown of them: of one broker, or of all that
 keep their own.
 
-Each broker numbers its own letters, so no number says where a page of all of them begins. What is known is where each
-page ended, by broker; whoever turns to a page further on walks there.
+Each broker numbers its own letters, so no number says where a page of all of them begins. The end of each page is
+known, by broker; a page further on is reached by walking there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def name_of(letter: DeadLetter) -> str:
 
 
 def number_of(name: str) -> int:
-    """The number that a name stands for; it knows its broker. 0 if it is none."""
+    """The number in a name; it knows its broker. 0 if it is none."""
     number, broker = split_broker(name)
     found = int(number) if number.isdigit() and len(number) <= DIGITS_MAX else 0
     return Numbered(found, broker) if broker else found
@@ -53,7 +53,7 @@ class LetterPages:
         self.total = 0
 
     async def page(self, first: int, limit: int) -> list[DeadLetter]:
-        """So many letters behind the `first` newest ones. The first page looks anew what there is."""
+        """So many letters behind the `first` newest ones. The first page asks for the present end."""
         if not first or not self._untils:
             await self._look()
         at = max(one for one in self._untils if one <= first)

@@ -12,17 +12,18 @@ from towline.console.dead_letters.walk import Walk
 __all__ = ["Reasons"]
 
 DISTINCT_MAX: Final = 10_000
-"""Reasons that are told apart: some hold the number of the order that failed."""
+"""Distinct reasons that are counted: some hold the number of the order that failed."""
 
 
 class Reasons:
-    """Of one group's dead letters that were not sent again; a reason is its first line, without the stack behind it."""
+    """The reasons of one group's dead letters that were not sent again; a reason is its first line, without the stack
+    behind it."""
 
     def __init__(self, topic: str, group: str) -> None:
         self._walk = Walk(topic, group)
         self.counts: Counter[str] = Counter()
         self.others = 0
-        """Of reasons beyond those that are told apart."""
+        """Of reasons beyond the distinct ones that are counted."""
 
     @property
     def over(self) -> bool:
@@ -30,7 +31,7 @@ class Reasons:
 
     @property
     def told(self) -> str:
-        """How far it has come; empty when all were counted."""
+        """The progress in words; empty when all were counted."""
         return "" if self.over else f"counting: the newest {self._walk.looked:,} of {self._walk.total:,} so far"
 
     async def go_on(self, mq: Client, spend_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Sending dead letters again, at a rate, with an account of what came of each."""
+"""Sending dead letters again, at a rate, with the outcome of each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Fits = Callable[[DeadLetter], bool]
 async def open_letters(
     client: Client, topic: str, group: str, fits: Fits | None
 ) -> AsyncIterator[tuple[int, list[int]]]:
-    """How many were looked at, and the numbers of those that were not sent again and fit: oldest first, some at a
-    time."""
+    """The number of letters searched, and the numbers of those that were not sent again and fit: oldest first, some at
+    a time."""
     at = 0
     while True:
         page = await client.dead_letters(topic, group, first=at, max_messages=PAGE)
@@ -43,7 +43,7 @@ class Resend:
         self._per_s = min(max(per_s, 1.0), 100_000.0)
         self.sent = 0
         self.looked = 0
-        """Of all dead letters, if all were to be looked at."""
+        """Of all dead letters, if all were to be searched."""
         self.failed: list[tuple[int, str]] = []
         self.stopped = False
 
@@ -75,7 +75,7 @@ class Resend:
         try:
             self.sent += await self._client.resend(self._topic, self._group, chunk)
         except NotFound:
-            # One of them is the trouble: find out which.
+            # One of them is refused: find out which.
             for number in chunk:
                 await self._one(number)
         except TowlineError as error:

@@ -31,8 +31,8 @@ class Walk:
         return self._newest is not None and self.looked >= self.total
 
     async def go_on(self, mq: Client, spend_s: float, see: Callable[[list[DeadLetter]], bool]) -> None:
-        """Go on for so long, or until `see`, which is given some letters at a time, the oldest of them first, says that
-        it has enough."""
+        """Go on for so long, or until `see`, which is called with some letters at a time, the oldest of them first,
+        returns that it has enough."""
         deadline_s = SYSTEM.steady_s() + spend_s
         enough = False
         while not enough and not self.over and SYSTEM.steady_s() < deadline_s:

@@ -1,1 +1,1 @@
-"""The pages: each module makes those that its name says, by being imported."""
+"""The pages: each module makes those of its name, by being imported."""

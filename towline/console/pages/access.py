@@ -57,7 +57,7 @@ async def _panel(
     new: tuple[str, Callable[[View], None]],
     drop: tuple[str, Callable[[View, list[str]], Awaitable[None]]],
 ) -> None:
-    """A list of one kind, with what can be made and taken away; or why it may not be seen."""
+    """A list of one kind, with actions to make and remove; or why it may not be seen."""
     try:
         all_ = await found()
     except TowlineError as error:
@@ -165,7 +165,7 @@ async def _made(work: Awaitable[Any], done: str) -> bool:
 async def _each(
     view: View, names: list[str], question: tuple[str, str, str], drop: Callable[[str], Awaitable[Any]], done: str
 ) -> None:
-    """Ask once, then take away one after the other."""
+    """Ask once, then remove one after the other."""
     title, text, label = question
     if names and await confirm(view, title, text, label=label):
         for name in names:

@@ -1,4 +1,4 @@
-"""Alarms: what is wrong now, the rules that say so, and who was told."""
+"""Alarms: the present ones, the rules, and the notices."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Page:
             )
 
     async def refresh(self) -> None:
-        """What goes wrong is said."""
+        """An error is shown."""
         try:
             found = await self.view.mq.alarms()
         except TowlineError as error:
@@ -124,7 +124,7 @@ def _silence_of(view: View, rule: AlarmRule | None) -> str:
 
 
 def _rule(view: View, rule: AlarmRule, then: Then) -> Callable[[AlarmRule], None]:
-    """One that is changed by somebody else changes in place: its menu stays open."""
+    """A rule that is changed by somebody else changes in place: its menu stays open."""
     now = rule
 
     with ui.element("div").classes("tl-row").style("border-bottom:1px solid var(--line);padding-bottom:8px"):

@@ -1,4 +1,4 @@
-"""The audit log: who did what, when, from where, and what came of it. The newest first; nothing can be changed."""
+"""The audit log: actions, their principals, times, sources and outcomes. The newest first; nothing can be changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster: its brokers, the clients that are connected, the store of this one, and its settings."""
+"""The cluster: its brokers, the connected clients, the store of this broker, and its settings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 from nicegui import ui
 
-from towline.console.layout import View, console_page, empty, facts, figures, head, panel
+from towline.console.layout import View, act, console_page, empty, facts, figures, head, panel
 from towline.console.number_format import number, plain, size, span
+from towline.console.widgets.dialogs import confirm
 from towline.console.widgets.table import Column, Query, Table
 from towline.errors import TowlineError
 
@@ -33,6 +34,7 @@ CLIENTS = [
     Column("rank", "Rank", "number", wide=True),
     Column("in_flight", "In flight", "number", wide=True),
     Column("seen", "Last seen", wide=True),
+    Column("close", "Close", "button"),
 ]
 SEGMENTS = [
     Column("name", "File", "mono"),
@@ -88,7 +90,7 @@ def _clients(view: View) -> Table:
         found = await view.mq.clients()
         rows = [
             {
-                "id": str(place),
+                "id": f"{place} {one.address}",
                 "address": one.address,
                 "kind": {"text": one.role, "tone": "accent" if one.role == "consumer" else ""},
                 "token": plain(one.token),
@@ -103,7 +105,18 @@ def _clients(view: View) -> Table:
         return len(found), rows
 
     with panel("Clients", "producers and consumers that are connected to this broker"):
-        return Table(CLIENTS, fetch, nothing=("lan", "Nobody is connected", ""))
+        table = Table(CLIENTS, fetch, nothing=("lan", "Nobody is connected", ""))
+
+    async def close(row: str) -> None:
+        _, _, address = row.partition(" ")
+        text = "What it holds goes to others unless it returns within moments. To keep it out, revoke its token."
+        if await confirm(
+            view, f"Close the connections from {address}?", text, label="Close", danger=False
+        ) and await act(view.mq.close_connection(address), f"The connections from {address} were closed"):
+            await table.refresh()
+
+    table.table.on("close", lambda event: close(str(event.args)))
+    return table
 
 
 async def _storage(view: View) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters: where they are, why they died, and sending them again, as they are or mended."""
+"""Dead letters: list, reasons, re-send, as they are or changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REASONS_SHOWN = 8
 COUNT_FIRST_S, COUNT_S, COUNT_EVERY_S = 0.1, 0.2, 0.5
 """Reasons are counted so long before the page is shown, then so long each time, and so often."""
 SIFT_FIRST_S, SIFT_S, SIFT_EVERY_S = 0.2, 0.3, 0.5
-"""The same, of looking for those that fit the filter."""
+"""The same, of the search with a filter."""
 
 GROUPS = [
     Column("group", "Group", "link"),
@@ -148,7 +148,7 @@ class _Letters:
         await self._sift(SIFT_FIRST_S)
 
     async def _sift(self, spend_s: float) -> None:
-        """Some are looked for before the page is shown, the rest after, until enough are found."""
+        """The first search runs before the page is shown, the rest after, until enough are found."""
         sifting = self.sifting
         if sifting is not None:
             await sifting.go_on(self.view.mq, spend_s)
@@ -190,7 +190,7 @@ class _Letters:
         }
 
     async def _reasons(self) -> None:
-        """What they died of. All are counted, however many: some before the page is shown, the rest after."""
+        """The reasons of their deaths. All are counted, however many: some before the page is shown, the rest after."""
         reasons = Reasons(self.topic, self.group)
         await reasons.go_on(self.view.mq, COUNT_FIRST_S)
         if not reasons.counts:
@@ -303,7 +303,7 @@ class _Letters:
 
 
 def _looked_at() -> bool:
-    """A page that was left goes on for some seconds, in case its reader returns; it need not work meanwhile."""
+    """A page that was left lives on for some seconds, in case its reader returns; it need not work meanwhile."""
     viewer = ui.context.client
     return bool(viewer.has_socket_connection)
 

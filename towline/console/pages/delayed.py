@@ -1,4 +1,4 @@
-"""Delayed messages: what comes when; cancelling and moving it."""
+"""Delayed messages: list, cancel, reschedule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Delayed:
         self.view = view
         self.topic = view.asked("topic")
         self.starts: list[DelayedEntry | None] = [None]
-        """Behind which entry each page begins that was turned to."""
+        """The entry behind which each visited page begins."""
         self.shown: dict[str, DelayedEntry] = {}
 
     async def build(self) -> None:

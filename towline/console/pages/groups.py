@@ -1,4 +1,4 @@
-"""Groups: the list; and one group with its lag, its members, its policy, and what can be done to it."""
+"""Groups: the list; and one group with its lag, its members, its policy, and its actions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def groups_list(view: View) -> None:
 
 
 class _Group:
-    """The page of one group, and what its buttons do."""
+    """The page of one group, and its actions."""
 
     def __init__(self, view: View, topic: str, name: str) -> None:
         self.view = view
@@ -191,7 +191,7 @@ class _Group:
             ("Made", self.view.moment(config.created_at_us)),
         ]
 
-    # What can be done
+    # Actions
 
     def _reload(self) -> None:
         go(f"/groups/{self.topic}/{self.name}")

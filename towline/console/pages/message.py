@@ -1,4 +1,4 @@
-"""One message: what it holds, where it stands in each group, and all that happened to it."""
+"""One message: its contents, its status in each group, and its life."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show_body(body: bytes, download: str) -> None:
 async def message_page(view: View) -> None:
     topic, asked = view.part("topic"), f"{view.part('topic')}/{view.part('lane')}/{view.part('seq')}"
     trace = await view.mq.trace(asked)
-    # One that was delayed is shown where it is now.
+    # A delayed one is shown where it is now.
     message, name = trace.message, trace.id if trace.delay_id else asked
     _, lane, number = name.split("/")
     waited = f"It waited as {asked}" if trace.delay_id else ""

@@ -1,4 +1,4 @@
-"""Messages: browsing by time or number, finding by id or key, following live. Nothing of it changes any delivery."""
+"""Messages: browse by time or number, find by id or key, follow live. Nothing of it changes any delivery."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def overview(view: View) -> None:
 
 
 async def _in_part(view: View) -> None:
-    """For those who may see some topics, but not how the broker does."""
+    """For users who may see some topics, but not the broker's figures."""
     with head("Overview", "The groups that you may see; figures of the whole broker need the right to describe it"):
         pass
     with panel("Groups that lag most"):

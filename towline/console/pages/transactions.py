@@ -1,4 +1,4 @@
-"""Prepared transactions: those that wait to be decided, and deciding those that nobody decides."""
+"""Prepared transactions: the undecided ones, and deciding them by hand."""
 
 from __future__ import annotations
 

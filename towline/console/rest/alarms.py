@@ -1,4 +1,4 @@
-"""Routes: alarm rules, what is an alarm now, and what people were told."""
+"""Routes: alarm rules, present alarms, and notices."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
     app.mount("/api", rest_app("towline://127.0.0.1:7400"))
 
-Whoever mounts it also enters `rest.state.lifespan()`, since a mounted application gets no start and stop of its own.
+The application that mounts it also enters `rest.state.lifespan()`, since a mounted application gets no start and stop
+of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _WORDS: Final = {
 
 
 def rest_app(url: str, **options: Any) -> FastAPI:
-    """`options` are those of `towline.aio.connect`, but for who is calling: each caller says so itself."""
+    """`options` are those of `towline.aio.connect`, but for the credentials: each caller brings its own."""
     callers, pulls = Callers(url, options), Pulls()
 
     @asynccontextmanager
@@ -98,7 +99,7 @@ def rest_app(url: str, **options: Any) -> FastAPI:
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
     app.state.searches = SearchTurns()
     app.state.hosts = None
-    """If given, those by which callers of a broker without security must name this door."""
+    """If given, the names by which callers of a broker without security must address this door."""
     app.add_exception_handler(errors.TowlineError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -137,7 +138,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """What was given is not repeated: it may be a password."""
+    """The given values are not repeated: one may be a password."""
     assert isinstance(error, RequestValidationError), "it is registered for these only"
     faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:FAULTS_MAX]]
     return JSONResponse({"error": "bad-request", "message": "; ".join(faults)[:2000]}, 422)
@@ -152,12 +153,12 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_bug(request: Request, error: Exception) -> JSONResponse:
-    """Whoever runs this finds the rest in its log."""
+    """The operator finds the rest in its log."""
     return JSONResponse({"error": errors.TowlineError.code, "message": "internal error: see the console's log"}, 500)
 
 
 class _Bounded:
-    """Refuses a body that is too large, as soon as it is, and before anything is made of it."""
+    """Refuses a body that is too large, as soon as it is, and before it is parsed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

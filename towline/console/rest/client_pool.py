@@ -27,7 +27,7 @@ MESSAGE: Final = "give a token and its secret: `Authorization: Bearer NAME.SECRE
 
 
 class Caller:
-    """One caller: known by what it proved itself with, of which only a hash is kept beside the connection."""
+    """One caller: known by its credentials, of which only a hash is kept beside the connection."""
 
     def __init__(self, key: str, client: Client) -> None:
         self.key = key
@@ -36,7 +36,7 @@ class Caller:
         self._secured: bool | None = None
 
     async def is_secured(self) -> bool:
-        """Whether the broker asks who is calling."""
+        """Whether the broker asks for credentials."""
         if self._secured is None:
             self._secured = (await self.client.access.who_am_i()).security
         return self._secured
@@ -82,20 +82,20 @@ class Callers:
         client = await connect_for(address, self._url, **{**self._options, "token": name, "secret": secret})
         if secret or not self._shows_certificate:
             return client
-        # The certificate says who this process is, and not who is calling it.
+        # The certificate identifies this process, and not its callers.
         if (await client.access.who_am_i()).security:
             await client.close()
             raise NotLetIn(MESSAGE)
         return client
 
     async def forget(self, caller: Caller) -> None:
-        """It was refused: whether it is let in at all, is asked again the next time."""
+        """It was refused: the next call logs in anew."""
         if self._callers.get(caller.key) is caller:
             del self._callers[caller.key]
-            self._forgotten.append(caller)  # others may be asking by it still: it is closed in a while
+            self._forgotten.append(caller)  # others may be using it still: it is closed in a while
 
     async def tidy(self, busy: set[str]) -> None:
-        """Close what nobody used for a while. Those in `busy` hold messages, and stay."""
+        """Close clients that nobody used for a while. Those in `busy` hold messages, and stay."""
         forgotten, self._forgotten = self._forgotten, []
         for caller in forgotten:
             await _close(caller)
@@ -144,7 +144,7 @@ async def _who(request: Request) -> Caller:
     request.state.caller = caller
     hosts: Hosts | None = request.app.state.hosts
     problem = hosts.problem(request.headers.get("host", "")) if hosts is not None else ""
-    # A page of somebody else's, whose name points here for a moment, has no secret: it matters where none is asked for.
+    # A foreign page, whose name points here for a moment, has no secret: it matters where none is asked for.
     if problem and not await caller.is_secured():
         raise Refused(problem)
     return caller

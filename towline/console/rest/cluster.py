@@ -19,6 +19,9 @@ __all__ = ["router"]
 
 router = APIRouter(tags=["cluster"])
 
+Address = Annotated[str, Path(pattern=r"^[!-.0-~]{1,300}$", description="As `GET /clients` tells it.")]
+TopicFilter = Annotated[str, Query(pattern=r"^([a-z0-9][a-z0-9._-]{0,49})?$")]
+GroupFilter = Annotated[str, Query(pattern=r"^(~?[A-Za-z0-9][A-Za-z0-9._-]{0,49})?$")]
 TransactionId = Annotated[str, Path(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9._-]{1,50}$")]
 
 
@@ -45,6 +48,30 @@ class Broker(BaseModel):
 
 class Brokers(BaseModel):
     brokers: list[Broker]
+
+
+class Client(BaseModel):
+    """A consumer on a connection, or a connection without one."""
+
+    address: str
+    role: str
+    token: str
+    software: str
+    connected_s: float
+    last_seen_s: float
+    sends: int
+    topic: str
+    group: str
+    consumer: str
+    rank: int
+    total: int
+    in_flight: int
+    waiting: bool
+    broker: str
+
+
+class Clients(BaseModel):
+    clients: list[Client]
 
 
 class Measured(BaseModel):
@@ -89,8 +116,19 @@ async def brokers(mq: Mq) -> Brokers:
     return Brokers(brokers=[_broker(one, figures, first=place == 0) for place, one in enumerate(found)])
 
 
+@router.get("/clients", summary="Who is connected")
+async def clients(mq: Mq, topic: TopicFilter = "", group: GroupFilter = "") -> Clients:
+    return Clients(clients=[Client(**_fields(one)) for one in await mq.clients(topic, group)])
+
+
+@router.delete("/clients/{address}", summary="Close the connections from an address")
+async def close_connection(address: Address, mq: Mq) -> Count:
+    await mq.close_connection(address)
+    return Count(count=1)
+
+
 @router.get("/measure", summary="Figures of the broker, its topics and its groups")
-async def measure(mq: Mq, topic: Annotated[str, Query(pattern=r"^([a-z0-9][a-z0-9._-]{0,49})?$")] = "") -> Measured:
+async def measure(mq: Mq, topic: TopicFilter = "") -> Measured:
     found = await mq.measure(topic)
     return Measured(
         at=time(found.at_us),

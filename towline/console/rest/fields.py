@@ -1,7 +1,7 @@
-"""Fields of requests that change something: one that is unknown, or in the wrong place, is refused.
+"""Fields of requests that change something: an unknown or misplaced one is refused.
 
-Otherwise `{"dry_run": true}` in a body would be passed over by a route that takes it from the query, which would then
-do what it was only to try.
+Otherwise `{"dry_run": true}` in a body would be ignored by a route that takes it from the query, which would then do
+what it was only to try.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def query_names(route: APIRoute) -> set[str]:
 
 
 def body_model(route: APIRoute) -> type[BaseModel] | None:
-    """What a route takes as its body; None if it takes none."""
+    """The model of a route's body; None if it takes none."""
     if route.body_field is None:
         return None
     model: Any = route.body_field.field_info.annotation
@@ -59,7 +59,7 @@ def _flat(dependant: Dependant) -> Iterator[Dependant]:
 
 
 async def _names(request: Request) -> list[str]:
-    """The fields of the body, which is parsed once for all who ask."""
+    """The fields of the body, which is parsed once."""
     if not await request.body():
         return []
     try:

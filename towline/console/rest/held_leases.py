@@ -1,7 +1,7 @@
 """Leases held for REST callers between their requests.
 
-A caller's consumers are reused from pull to pull. What was not acknowledged when its lease ended is delivered again; so
-is all of it when this process ends.
+A caller's consumers are reused from pull to pull. A message that was not acknowledged when its lease ended is delivered
+again; so are all of them when this process ends.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Pulls:
         delay: float | None = None,
         dead: bool = False,
     ) -> tuple[int, list[str]]:
-        """Settle messages, durably. How many it were, and which receipts are not good any more."""
+        """Settle messages, durably. Returns how many, and the receipts that are not valid any more."""
         lost: list[str] = []
         touched: dict[int, _Seat] = {}
         count = 0
@@ -149,7 +149,7 @@ class Pulls:
         for seat in touched.values():
             await seat.consumer.flush()
         if not count:
-            await caller.client.access.who_am_i()  # whoever is not let in any more hears that, and not that all is lost
+            await caller.client.access.who_am_i()  # whoever is not let in any more gets that error
         return count, lost
 
     def _let_go(self, name: str, held: Held) -> None:
@@ -158,7 +158,7 @@ class Pulls:
             held.seat.used_s = time.monotonic()
 
     async def tidy(self) -> None:
-        """End the leases that are over, and the consumers that nobody uses."""
+        """End leases whose time is over, and close unused consumers."""
         now_s = time.monotonic()
         for name, held in list(self._held.items()):
             if held.deadline_s <= now_s:
@@ -176,7 +176,7 @@ class Pulls:
                 del self._seats[place]
 
     async def close(self) -> None:
-        """What is not settled goes back at once."""
+        """Unsettled messages go back at once."""
         seats = [seat for some in self._seats.values() for seat in some]
         self._seats.clear()
         self._held.clear()

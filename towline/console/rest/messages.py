@@ -1,4 +1,4 @@
-"""Routes: sending, pulling and settling, looking, tracing."""
+"""Routes: send, pull, settle, browse, trace."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def send_many(topic: TopicName, batch: Batch, mq: Mq, durability: Durabili
 
 
 def _runs(messages: list[Outgoing]) -> list[list[Outgoing]]:
-    """Neighbours that can go in one call; what has a delay, limits or a dedup id goes alone."""
+    """Neighbours that can go in one call; a message with a delay, limits or a dedup id goes alone."""
     runs: list[list[Outgoing]] = []
     plain_before = False
     for one in messages:

@@ -1,7 +1,7 @@
-"""The content security policy, and the numbers by which pages name their own scripts.
+"""The content security policy, and the nonces of a page's own scripts.
 
 The toolkit starts a page with four scripts that stand in it. Each gets a nonce, made anew for each page, so that no
-other script in the page runs, nor any handler in an attribute. What cannot be done without, in the pinned version:
+other script in the page runs, nor any handler in an attribute. Exceptions that the pinned version needs:
 
 - `unsafe-eval`, on pages only: Vue compiles templates in the browser, cells of tables among them, and what the toolkit
   tells a page to do (`run_javascript`, handlers of events) is text. Both end in `new Function`.
@@ -43,8 +43,8 @@ _STARTERS: Final = (
     b'<script type="module">\n      import * as Vue ',
     b'<script type="module">\n      // Load DOMPurify ',
 )
-"""How the toolkit's own scripts begin, in their order. What comes from messages stands behind the last of these, and
-escaped, so that it cannot be taken for one of them."""
+"""The beginnings of the toolkit's own scripts, in their order. Contents of messages stand behind the last of these, and
+escaped, so that they cannot be taken for one of them."""
 
 
 def policy(nonce: str = "") -> str:
@@ -53,7 +53,7 @@ def policy(nonce: str = "") -> str:
 
 
 class ContentPolicy:
-    """Between the toolkit and what compresses its pages."""
+    """Middleware between the toolkit and the compression of its pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,9 +1,9 @@
-"""Connections of the console and the REST door: how many there may be, and how long one may keep us waiting.
+"""Connections of the console and the REST door: limits of their number, and of the time that one may keep us waiting.
 
     head ──► body ──► answering ──► head …       a websocket leaves this, and keeps its place
 
 The head of a request has a time limit. Its body may take long, but must not stand still, and neither may an answer that
-is not taken. Whoever is over a limit is told so, if nothing was answered yet: 408, 413, 429, 431 or 503.
+is not taken. A client over a limit is told so, if nothing was answered yet: 408, 413, 429, 431 or 503.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ KEEP_ALIVE_S: Final = 5
 HEAD_MAX_BYTES: Final = 64 << 10
 BODY_MAX_BYTES: Final = 25 << 20
 PROXIES: Final = "127.0.0.1,::1"
-"""Of these it is believed for whom they ask (`X-Forwarded-For`), so that wrong passwords count for that address."""
+"""Proxies whose `X-Forwarded-For` is believed, so that wrong passwords count for that address."""
 SWEEP_S: Final = 0.5
 LINGER_S: Final = 0.5
 LINGERING_MAX: Final = 100
-"""So many that are refused are told why; the others are just closed."""
+"""So many refused ones are told why; the others are just closed."""
 RETRY_S: Final = {429: 5, 503: 5}
 REASONS: Final = {
     408: "Request Timeout",
@@ -61,7 +61,7 @@ class HttpConnection(_HttpProtocol):
         super().__init__(**options)
         self._server = server
         self._since_s: float | None = None
-        """When the head began that is awaited; None if none has."""
+        """When the awaited head began; None if none has."""
         self._heard_s = 0.0
         self._head_bytes = 0
         self._body_bytes = 0
@@ -87,7 +87,7 @@ class HttpConnection(_HttpProtocol):
 
     @property
     def _request(self) -> Any:
-        """The one whose head came last; None before the first."""
+        """The request whose head came last; None before the first."""
         return self.cycle
 
     @property
@@ -101,7 +101,7 @@ class HttpConnection(_HttpProtocol):
         request = self._request
         return request is not None and request.more_body
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -169,7 +169,7 @@ class HttpConnection(_HttpProtocol):
             self.refuse(408, f"the head of the request did not come within {HEAD_S:g} s")
 
     def refuse(self, status: int, text: str) -> None:
-        """Say why, if nothing else is being said, and close. What still comes in is dropped meanwhile: to close with
+        """Send the reason, if nothing else is being sent, and close. Further input is dropped meanwhile: to close with
         unread bytes would make the kernel throw the answer away."""
         self._over = True
         self._server.left(self)
@@ -215,7 +215,7 @@ class HttpServer(uvicorn.Server):
         return f"there are {self.limit.most} connections already: try again later"
 
     async def startup(self, sockets: Any = None) -> None:
-        """The same as uvicorn's on sockets that are given, but for who makes the connections."""
+        """As uvicorn's on sockets that are given, but with our connections."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(uvicorn.config.STARTUP_FAILURE)

@@ -77,7 +77,7 @@ def login_routes(sessions: Sessions, *, tls: bool) -> APIRouter:
 
     @router.post("/active", include_in_schema=False)
     async def active(request: Request) -> Response:
-        """Somebody types, clicks or scrolls in a page that is open."""
+        """The user types, clicks or scrolls in an open page."""
         sessions.used(request.scope["state"]["session"])
         return Response(status_code=204)
 

@@ -26,7 +26,7 @@ __all__ = ["COOKIE", "SecurityMiddleware", "session_key"]
 COOKIE: Final = "towline_session"
 OPEN: Final = frozenset({"/login", "/favicon.ico", "/api", "/healthz"})
 OPEN_BELOW: Final = ("/_nicegui/", "/static/", "/api/")
-"""Anyone may ask for these, and for what is below those: assets, the login, and the REST door, which asks by itself."""
+"""Open paths: these, and those below: assets, the login, and the REST door, which asks by itself."""
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
@@ -113,8 +113,8 @@ class SecurityMiddleware:
 
 
 def _is_by_person(scope: Scope, headers: Headers) -> bool:
-    """Whether somebody went to a page or fetched a file; not what an open page does, nor one that loads itself anew.
-    (Browsers say so where they are reached by TLS or on this machine.)"""
+    """Whether a person opened a page or fetched a file; not a request of an open page, nor one that loads itself anew.
+    (Browsers tell where they are reached by TLS or on this machine.)"""
     if scope["type"] != "http" or scope["path"].startswith("/_nicegui_ws/"):
         return False
     return headers.get("sec-fetch-user") == "?1" or "sec-fetch-mode" not in headers

@@ -1,7 +1,7 @@
 """Origin checks: whether a request names this server, and whether a page of another site sent it.
 
-A browser lets any page send simple requests anywhere, with what it knows of the reader's credentials; and a page from
-elsewhere can reach this machine under a name of its own that points here.
+A browser lets any page send simple requests anywhere, with the reader's credentials; and a page from elsewhere can
+reach this machine under a name of its own that points here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Hosts:
 
 
 def comes_from_elsewhere(headers: Headers) -> bool:
-    """Whether a browser says so; programs say nothing."""
+    """Whether the browser's headers tell so; programs have none."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return True
     origin = headers.get("origin")
@@ -60,8 +60,7 @@ def comes_from_elsewhere(headers: Headers) -> bool:
 
 
 class OwnPagesOnly:
-    """Refuses what would change something at the word of a page of another site; and if `hosts` are given, whatever
-    names another server."""
+    """Refuses changes sent by a page of another site; and if `hosts` are given, requests that name another server."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts | None = None) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""Pieces of pages: tables, lists, charts, dialogs, bodies."""
+"""Pieces of pages: `table`, `keyed_list`, `charts`, `dialogs`, `body_view`."""

@@ -34,7 +34,7 @@ def guess(body: bytes) -> Form:
 
 
 def render(body: bytes, form: Form, length: int) -> tuple[str, str]:
-    """The text to show, and a word about what is left out of a body of this length, of which `HEAD_BYTES` will do."""
+    """The text to show, and a note about the part that is left out of a body of this length; `HEAD_BYTES` of it do."""
     if form == "hex":
         return _hex(body[:_HEX_BYTES]), _left(length, _HEX_BYTES)
     if form == "json":

@@ -14,8 +14,8 @@ __all__ = ["confirm", "form"]
 
 
 async def confirm(view: View, title: str, text: str, *, label: str, word: str = "", danger: bool = True) -> bool:
-    """Ask whether it is meant. With a `word`, that has to be typed; and whoever did not give a password for a while
-    has to give it again, because what is done cannot be undone."""
+    """Ask whether it is meant. With a `word`, that has to be typed; and a user who did not give a password for a while
+    has to give it again, because the action cannot be undone."""
     prove = danger and not view.sessions.is_fresh(view.session)
     with ui.dialog() as dialog, ui.card().classes("tl-dialog"):
         with ui.element("h2"):
@@ -56,7 +56,7 @@ async def confirm(view: View, title: str, text: str, *, label: str, word: str = 
 
 @contextmanager
 def form(title: str, label: str, save: Callable[[], Awaitable[bool]], *, about: str = "") -> Iterator[ui.dialog]:
-    """A dialog with fields; it closes when `save` says that it worked."""
+    """A dialog with fields; it closes when `save` returns that it worked."""
     with ui.dialog() as dialog, ui.card().classes("tl-dialog"):
         with ui.element("h2"):
             ui.label(title)

@@ -1,4 +1,4 @@
-"""Lists that are shown anew again and again, without making anew what is the same."""
+"""Lists that are shown anew again and again, without remaking equal rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class _Row(Generic[T]):
 
 
 class KeyedList(Generic[T]):
-    """What has the same key stays the same row, and if nothing of it changed, it is not touched: an open menu, the
-    focus and a selection of text are not taken away under somebody's hand.
+    """A row with the same key stays, and if nothing of it changed, it is not touched: an open menu, the focus and a
+    selection of text are not taken away under somebody's hand.
 
-    `build` makes a row; it may give a function that brings the row up to date in place. Without one, a row that changed
-    is made anew."""
+    `build` makes a row; it may return a function that brings the row up to date in place. Without one, a row that
+    changed is made anew.
+    """
 
     def __init__(self, key: Callable[[T], Hashable], build: Build[T], *, nothing: tuple[str, ...] = ()) -> None:
         self._key = key
@@ -69,5 +70,5 @@ class KeyedList(Generic[T]):
 
 
 def _through() -> ui.element:
-    """Holds others together, and is not seen itself."""
+    """Groups other elements, and is not seen itself."""
     return ui.element("div").style("display:contents")

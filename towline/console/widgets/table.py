@@ -57,7 +57,7 @@ Fetch = Callable[[Query], Awaitable[tuple[int, list[dict[str, Any]]]]]
 
 
 class Table:
-    """`fetch` gives the number of all rows, and those of one page. Each row has an `id`."""
+    """`fetch` returns the number of all rows, and those of one page. Each row has an `id`."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class Table:
         await self.refresh()
 
     async def first(self) -> None:
-        """From the first page on: something else is looked for."""
+        """Begin at the first page: the query has changed."""
         self._page["page"] = 1
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Fetch the page anew; what goes wrong is said."""
+        """Fetch the page anew; an error is shown."""
         try:
             await self.load()
         except TowlineError as error:

@@ -41,7 +41,7 @@ class Pull(msgspec.Struct, frozen=True):
     max_messages: int
     max_bytes: int
     min_messages: int = 1
-    """Answer with nothing while fewer than this are there."""
+    """Answer with nothing while fewer messages than this are there."""
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Nack(msgspec.Struct, frozen=True):
     reason: str = ""
     delay_s: float | None = None
     dead: bool = False
-    """Do not try again."""
+    """Do not retry."""
 
 
 class GiveBack(msgspec.Struct, frozen=True):
@@ -75,8 +75,8 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A consumer goes: in order (its open messages were not worked on), or it vanished (they may be why). The first few
-    of them are taken back: repeat it until nothing is left."""
+    """A consumer leaves: in order (its open messages were not worked on), or it vanished (they may be why). The first
+    few of them are taken back: repeat it until nothing is left."""
 
     consumer: str
     vanished: bool
@@ -107,14 +107,14 @@ class Skip(msgspec.Struct, frozen=True):
 
 
 class Expire(msgspec.Struct, frozen=True):
-    """The lifetime of messages of a pull is over: they were not handed over."""
+    """The lifetime of messages of a pull is over: they were not handed out."""
 
     pull: int
     spans: tuple[Span, ...]
 
 
 class Forfeit(msgspec.Struct, frozen=True):
-    """Retention waits no longer for what is leased or retrying before these numbers, by lane."""
+    """Retention waits no longer for leased or retrying messages before these numbers, by lane."""
 
     before: tuple[tuple[int, int], ...]
     pull: int
@@ -129,7 +129,7 @@ class Resend(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Go on elsewhere: by lane, the next message to deliver."""
+    """Continue elsewhere: by lane, the next message to deliver."""
 
     moves: tuple[tuple[int, int], ...]
     reason: str = ""

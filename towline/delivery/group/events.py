@@ -55,14 +55,14 @@ class Started(_Event, frozen=True, array_like=True, tag=1):
 
     positions: tuple[int, ...]
     open: tuple[Part, ...] = ()
-    """Messages before them that are to be delivered all the same: a group before this one was not done with them."""
+    """Messages before them that are to be delivered all the same: a group before this one had not settled them."""
 
 
 class Pulled(_Event, frozen=True, array_like=True, tag=2):
     pull: int
     consumer: str
     deadline_us: int
-    """When the pull is taken away; 0 is never."""
+    """The deadline of the pull; 0 is never."""
     parts: tuple[Part, ...]
 
 
@@ -123,20 +123,20 @@ class Resent(_Event, frozen=True, array_like=True, tag=11):
 
 
 class Moved(_Event, frozen=True, array_like=True, tag=12):
-    """The group goes on at these sequence numbers, by (lane, number)."""
+    """The group continues at these sequence numbers, by (lane, number)."""
 
     moves: tuple[tuple[int, int], ...]
     reason: str = ""
 
 
 class Paused(_Event, frozen=True, array_like=True, tag=13):
-    """The group rests: pulls get nothing. It is a setting of the group that makes it so; this is for the trace."""
+    """The group is paused: pulls get nothing. A setting of the group makes it so; this is for the trace."""
 
     reason: str = ""
 
 
 class Resumed(_Event, frozen=True, array_like=True, tag=14):
-    """The group, which rested since then, for that reason, goes on."""
+    """The group, paused since then for that reason, is resumed."""
 
     since_us: int
     reason: str = ""

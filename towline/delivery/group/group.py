@@ -1,4 +1,4 @@
-"""One group of one topic: which messages go to whom, and what becomes of them."""
+"""The state machine of one group of one topic: pulls, leases, retries, dying messages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
 EXPIRED: Final = "expired"
 RETENTION: Final = "~retention"
-"""Who leases retrying messages that retention drops; no consumer has such a name."""
+"""The name under which retrying messages are leased when retention drops them; no consumer has such a name."""
 TAKE_MAX: Final = 500
 """Parts that one command takes from consumers, or gives up."""
 
@@ -97,9 +97,9 @@ class Group:
         count = self.topic_lanes + len(LANES)
         self.next = [0] * count
         self.firsts = [0] * count
-        """The oldest message that the store still has, by lane."""
+        """The oldest message in the store, by lane."""
         self.ends = [0] * count
-        """The end of what may be delivered, by lane."""
+        """The end of the deliverable messages, by lane."""
         self.mean_bytes = [1] * count
         self.leases: dict[int, Lease] = {}
         self.settled = SettledPulls()
@@ -111,7 +111,7 @@ class Group:
         self.resent_count = 0
         self.in_flight: dict[str, int] = {}
         self.turns = 0
-        """How many pulls were granted so far."""
+        """Pulls granted so far."""
         self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
         self._deadlines: list[tuple[int, int]] = []
         owns = range(self.topic_lanes, count)
@@ -120,7 +120,7 @@ class Group:
         self.lower = tuple([lane for lanes in self.ranks[rank + 1 :] for lane in lanes] for rank in range(len(LANES)))
         """… and for each of them, those below it."""
 
-    # What the store has
+    # Lanes in the store
 
     def observe(self, lane: int, first: int, end: int, mean_bytes: int) -> None:
         """The lane now reaches from `first` to `end`, with messages of about this size."""
@@ -131,12 +131,12 @@ class Group:
             self.shards.grow(lane)
 
     def refresh(self, lane: int) -> None:
-        """A lane was changed: see whether a pull may take from it, if it is a shard."""
+        """A lane was changed: update whether a pull may take from it, if it is a shard."""
         if self.shards is not None:
             self.shards.refresh(lane, fresh=max(self.next[lane], self.firsts[lane]) < self.ends[lane])
 
     def bar(self, shards: frozenset[int]) -> bool:
-        """Deliver nothing of these shards for the moment; of others, that were barred, again. True if that changed."""
+        """Deliver nothing of these shards for the moment; of all others again. True if that changed."""
         if self.shards is None or self.shards.barred == shards:
             return False
         changed = self.shards.barred ^ shards
@@ -156,7 +156,7 @@ class Group:
         )
 
     def deliverable(self, now_us: int) -> bool:
-        """Whether there is anything that a pull could take now."""
+        """Whether a pull could take anything now."""
         if self.config.paused:
             return False
         self.retries.ripen(now_us)
@@ -172,7 +172,7 @@ class Group:
         return sum(self.in_flight.values())
 
     def next_wake_us(self) -> int | None:
-        """When time alone makes a difference again: a retry becomes due, or a pull's deadline passes."""
+        """The next time at which time alone makes a difference: a retry becomes due, or a pull's deadline passes."""
         if not self._deadlines and not self.retries.size and self.shards is None:
             return None
         while self._deadlines and self._deadlines[0][1] not in self.leases:
@@ -181,7 +181,7 @@ class Group:
         return min((time for time in times if time is not None), default=None)
 
     def next_retry_us(self) -> int | None:
-        """When the next of what waits for its time is due."""
+        """The due time of the next retry."""
         due_us = self.retries.next_due_us()
         of_shard = self.shards.next_due_us() if self.shards is not None else None
         return due_us if of_shard is None else of_shard if due_us is None else min(due_us, of_shard)
@@ -281,7 +281,7 @@ class Group:
         return events
 
     def _behind(self, lease: Lease, chosen: Iterable[Part]) -> list[Part]:
-        """In a shard nothing overtakes what is tried again: what its consumer holds behind it is taken away."""
+        """In a shard nothing overtakes a retry: the messages that its consumer holds behind it are taken away."""
         return behind(lease.open, chosen, self.shards.count) if self.shards is not None else []
 
     def _return_behind(self, lease: Lease, chosen: Iterable[Part], now_us: int) -> list[Event]:
@@ -314,7 +314,7 @@ class Group:
         room = TAKE_MAX
         for pull, found in overdue.items():
             lease = self.leases[pull]
-            # First what goes back with them: once they are taken themselves, nothing tells what lies behind them.
+            # First what goes back with them: once they are taken themselves, their followers are unknown.
             back = self._behind(lease, [part for parts, _ in found for part in parts])[:room]
             room -= len(back)
             if back:
@@ -333,8 +333,8 @@ class Group:
         return [Skipped(now_us, command.pull, tuple(parts), EXPIRED)]
 
     def _decide_forfeit(self, command: Forfeit, now_us: int) -> list[Event]:
-        """Give up what is open before these numbers: a first few of it. It dies, and goes to the dead letters if the
-        group keeps what has expired, or else away. Only events that there are anyway say so, so that an earlier broker
+        """Give up the open messages before these numbers: a first few of them. They die, and go to the dead letters if
+        the group keeps expired messages, or else away. Only events of format 1 are used, so that an earlier broker
         reads them."""
         spans = [Span(lane, 0, before) for lane, before in command.before]
         events: list[Event] = []
@@ -357,7 +357,7 @@ class Group:
         return events
 
     def _open_within(self, pull: int, spans: Iterable[Span]) -> list[Part]:
-        """What is open of a pull, or dying, within spans."""
+        """The open or dying parts of a pull within spans."""
         lease = self.leases.get(pull)
         candidates: Iterable[Part] = self.dying if not pull else lease.open if lease is not None else ()
         pieces = [cut(part, span) for span in disjoint(spans) for part in candidates]
@@ -383,13 +383,13 @@ class Group:
         return [*events, GaveUp(now_us, lease.pull, tuple(last), reason, taken=True)] if last else events
 
     def _by_attempt(self, lease: Lease, parts: Iterable[Part]) -> tuple[list[Part], list[Part]]:
-        """Those that may be tried again, and those that may not."""
+        """The parts that may be retried, and those that may not."""
         return lease.by_attempt(parts, self.config.retry.max_attempts)
 
     # Applying
 
     def apply(self, event: Event) -> None:
-        """Make an event true. The same on the way forward and in recovery."""
+        """Make an event true. The same in service and in recovery."""
         if isinstance(event, Pulled):
             self.retries.ripen(event.at_us)
             if event.consumer == RETENTION:
@@ -421,7 +421,7 @@ class Group:
             self.refresh(lane)
 
     def _move(self, event: Moving) -> None:
-        """Take the messages out of the state that they are in, and bring them into the one that the table says."""
+        """Move the messages from their present state to the one in the table."""
         rule = RULES[type(event)]
         for part in event.parts:
             source = rule.sources[0] if len(rule.sources) == 1 else self._source(event, part)
@@ -430,7 +430,7 @@ class Group:
             self._enter(rule.target, part, event)
 
     def _source(self, event: Moving, part: Part) -> State:
-        """Where the table leaves a choice: the state that the messages of a part are in; it is one for all of them."""
+        """Where the table leaves a choice: the present state of the messages of a part; it is one for all of them."""
         if isinstance(event, Skipped):
             return State.LEASED if event.pull else State.DYING
         return State.WAITING if part.first >= self.next[part.lane] else State.RETRYING
@@ -484,13 +484,13 @@ class Group:
             self.counters[State.DEAD] -= count
 
     def forget_resent(self, before: int) -> None:
-        """The dead letters before this number are not there any more."""
+        """The dead letters before this number are gone."""
         if self.resent and self.resent[0][0] < before:
             self.resent_count -= cut_before(self.resent, before)
 
     def take_back(self, event: Buried | Resent, reasons: Sequence[str]) -> None:
-        """An event that was applied is not stored after all, because the copies of its messages were refused. Of a
-        burial, the reasons are those of its parts."""
+        """Undo an event that was applied and not stored, because the copies of its messages were refused. Of a burial,
+        the reasons are those of its parts."""
         if isinstance(event, Resent):
             for first, count in event.dead:
                 if in_intervals(self.resent, first):
@@ -503,7 +503,7 @@ class Group:
             self.counters[State.DEAD] -= part.count
 
     def grant(self, event: Pulled) -> None:
-        """Give the consumer its lease: of a pull just applied, or one that a snapshot remembers."""
+        """Give the consumer its lease: of a pull just applied, or one from a snapshot."""
         assert event.pull not in self.leases, event
         timeout_us = event.deadline_us and event.deadline_us - event.at_us
         self.leases[event.pull] = Lease(event.pull, event.consumer, event.deadline_us, event.parts, timeout_us)
@@ -518,7 +518,7 @@ class Group:
                 heapq.heapify(self._deadlines)
 
     def extend_leases(self, until_us: int) -> None:
-        """No pull's deadline passes before this time. It is not recorded: whoever comes back after it says so again."""
+        """No pull's deadline passes before this time. It is not recorded: recovery calls this again."""
         for lease in self.leases.values():
             if 0 < lease.deadline_us < until_us:
                 lease.deadline_us = until_us
@@ -526,8 +526,8 @@ class Group:
 
     def cap_waits(self, now_us: int) -> Generator[None, None, int]:
         """After replay, maybe by a clock that is behind the one of the events: no back-off or timeout lasts longer from
-        now on than as a whole. It is not recorded: whoever comes back says so again. By how much one ends sooner,
-        at most."""
+        now on than as a whole. It is not recorded: recovery calls this again. Returns by how much one ends sooner, at
+        most."""
         sooner_us = yield from self.retries.cap_waits(now_us)
         for lease in self.leases.values():
             yield
@@ -561,13 +561,13 @@ class Group:
         return part in self.dying or any(cut(one, part) == part for one in self.dying)
 
     def set_apart(self, part: Part) -> None:
-        """Let a part of what is dying, or all of it, be one of its own. Nothing has happened by that."""
+        """Cut out a part of a dying range, or all of it, as a range of its own. No event says so."""
         reason = next(why for one, why in self.dying.items() if cut(one, part) == part)
         self.remove_dying(part)
         self.dying[part] = reason
 
     def remove_dying(self, part: Part) -> None:
-        """A part of what is dying may be buried before the rest of its range."""
+        """A part of a dying range may be buried before the rest of it."""
         if part in self.dying:
             del self.dying[part]
             return
@@ -580,7 +580,7 @@ class Group:
 
 
 def _first_few(leases: Iterable[Lease]) -> Iterator[tuple[Lease, list[Part]]]:
-    """The first of the parts that are open in these, as many as one command takes."""
+    """The first open parts among these, as many as one command takes."""
     room = TAKE_MAX
     for lease in leases:
         few = list(islice(lease.open, room))
@@ -591,13 +591,13 @@ def _first_few(leases: Iterable[Lease]) -> Iterator[tuple[Lease, list[Part]]]:
 
 
 HANDED_BACK: Final = "~handed-back"
-"""The consumer that a group remembers for these messages; no consumer can have this name."""
+"""The consumer of handed-back messages; no consumer can have this name."""
 
 
 def take_back(group: Group, part: Part, nack: Nack, now_us: int, attempts: int = 0) -> list[Event]:
-    """The events by which messages that were just appended to a lane of the group's own count as pulled and failed:
-    `nack.pull` is a number never used before. What waits before them on that lane counts as pulled and given back. No
-    events if they were delivered already. `attempts` is how often they are tried, if their sender said so."""
+    """Events by which messages that were just appended to a lane of the group's own count as pulled and failed:
+    `nack.pull` is a number never used before. Messages that wait before them on that lane count as pulled and given
+    back. No events if they were delivered already. `attempts` is their limit, if their sender set one."""
     if nack.delay_s is not None and not 0 <= nack.delay_s <= DELAY_MAX_S:
         raise BadRequest(f"a delay of {nack.delay_s:g} s: give between 0 seconds and a year")
     at = max(group.next[part.lane], group.firsts[part.lane])

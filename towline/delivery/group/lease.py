@@ -1,4 +1,4 @@
-"""A lease: what one consumer holds of one pull."""
+"""Leases of a group, and its settled pulls."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Act", "Lease", "SettledPulls", "lost", "missing"]
 
 
 Act = Literal["acked", "nacked", "given back", "skipped"]
-"""How a message of a pull was settled: by its consumer, or skipped by the broker because it cannot be read."""
+"""How a message of a pull was settled: by its consumer, or skipped by the broker because it is unreadable."""
 
 Attempts = Sequence[tuple[int, int, int, int]]
-"""Lane, first, end, and how often the messages between are tried; in order."""
+"""Lane, first, end, and the limit of attempts of the messages between; in order."""
 
 _SKIPPED: Act = "skipped"
 _NOTHING: Final = PartSet()
 
 
 class Lease:
-    """The parts of a pull that are still open, and how the others were settled."""
+    """The open parts of a pull, and the outcome of the others."""
 
     __slots__ = (
         "_attempts",
@@ -60,17 +60,17 @@ class Lease:
         self.taken = False
         """Whether open messages were taken away from the consumer: it left, vanished or was too slow."""
         self.gone = _NOTHING
-        """Which ones, …"""
+        """Those parts, …"""
         self.why = ""
-        """… and why, as far as it is known."""
+        """… and the reason, as far as it is known."""
 
     def limit(self, attempts: Iterable[tuple[Span, int]]) -> None:
-        """How often some messages are tried, as their senders want it. It is not recorded, because it follows from the
-        messages."""
+        """Set the attempt limits of some messages, as their senders gave them. It is not recorded, because it follows
+        from the messages."""
         self._attempts = sorted((span.lane, span.first, span.end, most) for span, most in attempts)
 
     def by_attempt(self, parts: Iterable[Part], most: int) -> tuple[list[Part], list[Part]]:
-        """Those that may be tried again, and those that may not: after `most` attempts, or their own number."""
+        """The parts that may be retried, and those that may not: after `most` attempts, or their own limit."""
         again: list[Part] = []
         last: list[Part] = []
         for part in parts:
@@ -97,8 +97,8 @@ class Lease:
         self.why = why or self.why
 
     def choose(self, spans: tuple[Span, ...], act: Act) -> list[Part]:
-        """The open parts within `spans` (all, if there are none). What was settled by the same act before is passed
-        over, so that an act may be sent twice; what was settled in another way, or taken away, is refused."""
+        """The open parts within `spans` (all, if there are none). Parts settled by the same act before are skipped, so
+        that an act may be sent twice; parts settled in another way, or taken away, are refused."""
         if not spans:
             return self._choose_all(act)
         chosen: list[Part] = []
@@ -132,7 +132,7 @@ class Lease:
 
 
 def _pieces(part: Part, attempts: Attempts, most: int) -> Iterator[tuple[Part, int]]:
-    """A part, cut where another number of attempts begins."""
+    """A part, cut where another attempt limit begins."""
     at = part.first
     for lane, first, end, limit in islice(attempts, max(bisect_right(attempts, (part.lane, at + 1)) - 1, 0), None):
         if lane > part.lane or (lane == part.lane and first >= part.end):
@@ -166,28 +166,28 @@ SETTLED_PARTS_MAX: Final = 100_000
 
 
 class SettledPulls(OrderedDict[int, Lease]):
-    """By number, the oldest first."""
+    """Settled pulls by number, the oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
         self._parts = 0
-        self.robbed: dict[int, Lease] = {}
+        self.reduced: dict[int, Lease] = {}
         """Those of which something was taken away."""
 
     def remember(self, lease: Lease) -> None:
-        """Keep a settled pull for a while; there is a limit to how many, and to how many parts they have in all."""
+        """Keep a settled pull for a while; their number, and that of their parts in all, are bounded."""
         if lease.pull in self:
             self._parts -= self.pop(lease.pull).size
         self[lease.pull] = lease
         lease.forget_limits()
         if lease.gone:
-            self.robbed[lease.pull] = lease
+            self.reduced[lease.pull] = lease
         lease.size = sum(map(len, lease.settled.values())) + len(lease.gone)
         self._parts += lease.size
         while len(self) > SETTLED_MAX or (self._parts > SETTLED_PARTS_MAX and len(self) > 1):
             pull, oldest = self.popitem(last=False)
             self._parts -= oldest.size
-            self.robbed.pop(pull, None)
+            self.reduced.pop(pull, None)
 
 
 MISSING_MAX: Final = 1_000
@@ -195,13 +195,13 @@ MISSING_MAX: Final = 1_000
 
 def missing(group: Group, consumer: str, pull: int, *, up_to: bool) -> list[tuple[int, Part, str]]:
     """Messages of a pull, or also of those before it, that were taken away from their consumer; with the number of
-    their pull, and why. The first so many ranges of them."""
+    their pull, and the reason. The first so many ranges of them."""
     lease = group.leases.get(pull) or group.settled.get(pull)
-    robbed = [] if lease is None or not lease.taken or lease.consumer != consumer else [lease]
+    found = [] if lease is None or not lease.taken or lease.consumer != consumer else [lease]
     if up_to:
-        before = chain(group.leases.values(), group.settled.robbed.values())
-        robbed += [one for one in before if one.taken and one.consumer == consumer and one.pull < pull]
-    return list(islice(_parts(robbed), MISSING_MAX))
+        before = chain(group.leases.values(), group.settled.reduced.values())
+        found += [one for one in before if one.taken and one.consumer == consumer and one.pull < pull]
+    return list(islice(_parts(found), MISSING_MAX))
 
 
 def _parts(leases: list[Lease]) -> Iterator[tuple[int, Part, str]]:

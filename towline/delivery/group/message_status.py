@@ -1,4 +1,4 @@
-"""The life of one message in a group: where it stands now, and which events of the pull log speak of it."""
+"""The status of one message in a group, and the events of the pull log about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MessageStatus", "concerns", "dead_number", "standing", "state_after"
 
 
 class MessageStatus(NamedTuple):
-    """Where a message is that is not settled."""
+    """The state of a message that is not settled."""
 
     state: State
     attempt: int = 0
@@ -25,7 +25,7 @@ class MessageStatus(NamedTuple):
 
 
 def standing(group: Group, lane: int, seq: int) -> MessageStatus | None:
-    """Where a message stands; None if it is behind the group's position and in no list: then it is settled, and only
+    """The status of a message; None if it is behind the group's position and in no list: then it is settled, and only
     the pull log knows how."""
     if seq >= group.next[lane]:
         return MessageStatus(State.WAITING if seq >= group.firsts[lane] else State.GONE)
@@ -41,13 +41,13 @@ def standing(group: Group, lane: int, seq: int) -> MessageStatus | None:
 
 
 def concerns(event: Event, messages: set[tuple[int, int]], dead: set[int]) -> Part | None:
-    """Whether an event speaks of one of these messages, by (lane, number), or of one of these dead letters: as the
-    part that is meant, of one message. Of a dead letter the part's lane is -1."""
+    """The part, of one message, by which an event concerns one of these messages, by (lane, number), or one of these
+    dead letters; None if it does not. Of a dead letter the part's lane is -1."""
     if isinstance(event, Resent):
         found = next((n for n in dead for first, count in event.dead if first <= n < first + count), None)
         return None if found is None else Part(-1, found, 1, 0)
     if isinstance(event, Started):
-        # The group began behind the message, which is not for it then, unless that is said.
+        # The group began behind the message: it is not for this group, unless it is named.
         meant = {(lane, seq) for lane, seq in messages for part in event.open if _holds(part, lane, seq)}
         passed = next(((lane, seq) for lane, seq in messages - meant if seq < event.positions[lane]), None)
         return None if passed is None else Part(*passed, 1, 0)
@@ -67,7 +67,7 @@ def _holds(part: Part, lane: int, seq: int) -> bool:
 
 
 def dead_number(parts: tuple[Part, ...], dead_first: int, one: Part) -> int:
-    """The number that a message got when these parts were buried in this order."""
+    """The number of a message among the dead letters, when these parts were buried in this order."""
     number = dead_first
     for part in parts:
         if part.lane == one.lane and part.first <= one.first < part.end:
@@ -79,5 +79,5 @@ def dead_number(parts: tuple[Part, ...], dead_first: int, one: Part) -> int:
 
 
 def state_after(event: type[Event]) -> State | None:
-    """Where an event leaves a message; None for one that is not for this group."""
+    """The state of a message after an event; None if it is not for this group."""
     return RULES[event].target if event in RULES else None

@@ -68,7 +68,7 @@ class PartSet:
         return [piece for part in row[low:high] if (piece := cut(part, span))][:most]
 
     def remove(self, part: Part) -> None:
-        """Take out a part that must be in the set, whole, under the same attempt."""
+        """Remove a part that must be in the set, whole, under the same attempt."""
         row = self._lanes.get(part.lane, [])
         at = bisect_right(row, part.first, key=_first) - 1
         assert at >= 0, f"{part} is not in the set"
@@ -86,7 +86,7 @@ class PartSet:
         self.messages -= part.count
 
     def lowest(self) -> dict[int, int]:
-        """The first sequence number of each lane that has any."""
+        """The lowest sequence number of each lane."""
         return {lane: row[0].first for lane, row in self._lanes.items()}
 
 
@@ -95,7 +95,7 @@ def messages_in(parts: Sequence[Part]) -> int:
 
 
 def cut(part: Part, span: Span | Part) -> Part | None:
-    """What of a part lies within `span`."""
+    """The part within `span`."""
     first, end = max(part.first, span.first), min(part.end, span.end)
     return Part(part.lane, first, end - first, part.attempt) if part.lane == span.lane and first < end else None
 
@@ -113,7 +113,7 @@ def disjoint(spans: Iterable[Span]) -> list[Span]:
 
 
 def add_interval(intervals: list[tuple[int, int]], first: int, count: int) -> None:
-    """Put `count` numbers from `first` on into a sorted list of disjoint (first, count), merging what touches."""
+    """Add `count` numbers from `first` on to a sorted list of disjoint (first, count), merging neighbours."""
     end = first + count
     low = bisect_left(intervals, first, key=_interval_end)
     high = bisect_right(intervals, end, key=_interval_first)
@@ -124,7 +124,7 @@ def add_interval(intervals: list[tuple[int, int]], first: int, count: int) -> No
 
 
 def remove_interval(intervals: list[tuple[int, int]], first: int, count: int) -> None:
-    """Take `count` numbers from `first` on, which must be within one of the intervals, out of such a list."""
+    """Remove `count` numbers from `first` on, which must be within one of the intervals, from such a list."""
     at = bisect_right(intervals, first, key=_interval_first) - 1
     begin, end = intervals[at][0], _interval_end(intervals[at])
     assert begin <= first and first + count <= end, (intervals, first, count)  # noqa: PT018
@@ -133,7 +133,7 @@ def remove_interval(intervals: list[tuple[int, int]], first: int, count: int) ->
 
 
 def cut_before(intervals: list[tuple[int, int]], first: int) -> int:
-    """Take all numbers before `first` out of such a list. How many they were."""
+    """Remove all numbers before `first` from such a list; returns how many they were."""
     at = bisect_right(intervals, first, key=_interval_end)
     gone = sum(count for _, count in intervals[:at])
     del intervals[:at]

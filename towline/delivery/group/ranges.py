@@ -1,4 +1,4 @@
-"""Ranges of numbers, each of a kind, in order: compact, and quick also where there are a million of them."""
+"""Sorted ranges of numbers, each of a kind: compact, and quick also with a million of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 __all__ = ["Columns", "Range", "Ranges", "ranges_in"]
 
 BLOCK: Final = 512
-"""Ranges that lie together: what is put in or taken out moves no more than these."""
+"""Ranges of a block: insertion and removal move no more than these."""
 FEW: Final = 8
 """Putting in a range by itself costs about as much as moving so many of them."""
 
@@ -61,7 +61,7 @@ class _Block:
         return self.firsts[index], self.counts[index], self.kinds[index]
 
     def halves(self, size: int) -> list[_Block]:
-        """The same in blocks of this size."""
+        """The block, cut into blocks of this size."""
         return [
             _Block(self.firsts[at : at + size], self.counts[at : at + size], self.kinds[at : at + size])
             for at in range(0, len(self.firsts), size)
@@ -78,7 +78,7 @@ _first = attrgetter("first")
 
 
 class Ranges:
-    """Disjoint. What changes their number says by how much."""
+    """Disjoint ranges. Methods that change their number return the difference."""
 
     __slots__ = ("_blocks",)
 
@@ -101,7 +101,7 @@ class Ranges:
         return self._blocks[-1].end
 
     def columns(self) -> Iterator[Columns]:
-        """All of it as bytes, some hundred ranges at a time."""
+        """All ranges as bytes, some hundred at a time."""
         for block in self._blocks:
             yield _little(block.firsts), _little(block.counts), _little(block.kinds)
 
@@ -113,7 +113,7 @@ class Ranges:
             block.kinds = array("I", map(kinds.__getitem__, block.kinds))
 
     def add(self, first: int, count: int, kind: int, *, joined: bool = True) -> int:
-        """Put a range in. The one before takes it in, if it is alike and ends there, unless told otherwise."""
+        """Add a range. It is merged with the one before if that is alike and ends there, unless `joined` is false."""
         blocks = self._blocks
         number = max(bisect_right(blocks, first, key=_first) - 1, 0) if blocks and first < blocks[-1].first else -1
         if not blocks:
@@ -137,7 +137,7 @@ class Ranges:
         return 1
 
     def merge(self, *others: Ranges) -> None:
-        """Put in all of others. They are not to be used any more."""
+        """Add all ranges of another; it is not to be used any more."""
         mine, theirs = self._blocks, [block for other in others for block in other._blocks]
         first, end = min(other.first for other in others), max(other.end for other in others)
         low = max(bisect_right(mine, first, key=_first) - 1, 0)
@@ -153,11 +153,11 @@ class Ranges:
         mine[low:high] = theirs
 
     def find(self, number: int) -> Range | None:
-        """The range that has this number."""
+        """The range of this number."""
         return self.overlap(number, number + 1)
 
     def overlap(self, first: int, end: int) -> Range | None:
-        """The first range that has something between these numbers."""
+        """The first range that overlaps these numbers."""
         found = self._overlap(first, end)
         return None if found is None else self._blocks[found[0]].at(found[1])
 
@@ -178,7 +178,7 @@ class Ranges:
         return (number, at) if block.firsts[at] < end else None
 
     def remove(self, first: int, end: int) -> int:
-        """Take out numbers that are within one range."""
+        """Remove numbers that are within one range."""
         found = self._overlap(first, end)
         assert found is not None, (first, end)
         number, at = found
@@ -198,7 +198,7 @@ class Ranges:
         return len(rest) - 1
 
     def drop(self, first: int) -> tuple[int, int]:
-        """Take out all from a number on: the change, and how many numbers that were."""
+        """Remove all from a number on: the change, and how many numbers that were."""
         kept: list[_Block] = []
         change = gone = 0
         for block in self._blocks:

@@ -1,8 +1,8 @@
-"""The retry queue of a group: parts that are to be delivered again, each when it is due.
+"""The retry queue of a group: parts to be delivered again, each with its due time.
 
-Failed messages stay where they are, in their lane; the queue holds references. So a nack or a takeover reads and writes
-no bodies, whatever the number of messages, and neighbours that fail together cost one entry. An entry takes 20 bytes
-(see `ranges`); what many have in common, their attempt and when they are due, is there once.
+Failed messages stay in their lane; the queue holds references. So a nack or a takeover reads and writes no bodies,
+whatever the number of messages, and neighbours that fail together cost one entry. An entry takes 20 bytes (see
+`ranges`); attempt and due time, which many have in common, are stored once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ __all__ = ["AT_ONCE", "Kind", "Retry", "RetryQueue", "due_after", "wait_of"]
 AT_ONCE: Final = 0
 """Due at any time, also when the clock is set back."""
 STEPS_US: Final[tuple[int, ...]] = tuple(times * 10**power for power in range(4, 13) for times in (1, 2, 5))
-"""Back-offs end on a multiple of one of these: neighbours fall together into one entry, and there are few kinds."""
+"""Due times are multiples of one of these: neighbours fall together into one entry, and there are few kinds."""
 AT_LEAST_US: Final = ((1_000_000, 100_000), (100_000, 50_000), (0, 10_000))
-"""The step, from which back-off on. Later it is the 64th part of it, and it is told how long it was to an eighth."""
+"""The step, by the back-off from which it is used. Beyond these it is the 64th part of the back-off, which is known to
+an eighth."""
 DUE_PART: Final = 64
 WAIT_PART: Final = 8
 ENTRIES_MAX: Final = 1_000_000
 """Entries of a queue. A group that fails more than this at once gets nothing new until it has caught up."""
 KINDS_MAX: Final = 50_000
-"""How many of them may differ in their attempt or in when they are due: that takes far more memory."""
+"""Distinct attempts and due times of the entries: a kind takes far more memory than an entry."""
 TIDY_AFTER: Final = 10_000
 AT_A_TIME: Final = 500
-"""Entries between two moments in which others may have their turn."""
+"""Entries between two moments in which other tasks may run."""
 
 
 class Retry(NamedTuple):
@@ -49,10 +50,10 @@ Kind = tuple[int, int, int]
 
 class RetryQueue:
     """Entries wait by their due time, then lie ready by lane and sequence number. Those of the first `in_place` lanes,
-    the shards of an ordered topic, lie there from the beginning: none of them is passed over.
+    the shards of an ordered topic, lie there from the beginning: none of them is overtaken.
 
-    How messages fall into entries, and whether an entry is ready already, depends on when `ripen` was called. What is
-    in the queue does not: which messages, their attempts, and when they are due.
+    The division into entries, and whether an entry is ready already, depend on the calls of `ripen`. The contents do
+    not: the messages, their attempts, and their due times.
     """
 
     __slots__ = ("_dues", "_in_place", "_kinds", "_numbers", "_ready", "_removed", "_waiting", "messages", "size")
@@ -70,13 +71,13 @@ class RetryQueue:
         self._kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}
         self._removed = 0
-        """Entries since kinds were looked through."""
+        """Entries removed since kinds were last tidied."""
         self.size = 0
         self.messages = 0
 
     @property
     def load(self) -> float:
-        """How much of what it may hold it holds."""
+        """The load, as a fraction of the limit."""
         self._tidy()
         return max(self.size / ENTRIES_MAX, len(self._kinds) / KINDS_MAX)
 
@@ -85,7 +86,7 @@ class RetryQueue:
         return ((part, due_us) for part, due_us, _ in self.entries())
 
     def entries(self) -> Iterator[Retry]:
-        """The same, each with its back-off, as few as can be."""
+        """All entries, each with its back-off, as few as can be."""
         for lane in sorted({*self._ready, *(lane for rows in self._waiting.values() for lane in rows)}):
             last: Range | None = None
             for one in heapq.merge(*self._rows(lane)):
@@ -99,7 +100,7 @@ class RetryQueue:
                 yield self._retry(lane, last)
 
     def columns(self, set_us: int = 0) -> tuple[list[Kind], list[tuple[int, Columns]]]:
-        """All of it, compact: kinds, by a clock that is ahead by `set_us`, and by lane the ranges that have them."""
+        """All entries, compact: kinds, by a clock that is ahead by `set_us`, and by lane the ranges that have them."""
         kinds = [(attempt, due_us and due_us + set_us, wait_us) for attempt, due_us, wait_us in self._kinds]
         rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
         return kinds, [(lane, columns) for lane, row in rows for columns in row.columns()]
@@ -110,13 +111,13 @@ class RetryQueue:
             self.add(Part(lane, first, count, attempt), due_us, wait_us)
 
     def some(self, most: int) -> list[Retry]:
-        """A few of the entries: what is ready first."""
+        """A few of the entries: the ready ones first."""
         rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
         return list(islice((self._retry(lane, one) for lane, row in rows for one in row), most))
 
     def before(self, lane: int, end: int, most: int) -> list[Part]:
-        """The first parts of a lane, as far as they lie before a number: so many of them at most."""
-        # None of them is in a row that begins behind as many others.
+        """The first parts of a lane before a number, cut to it: so many of them at most."""
+        # No part of a row lies behind as many others.
         rows = heapq.nsmallest(most, [row for row in self._rows(lane) if row.first < end], key=attrgetter("first"))
         ranges = takewhile(lambda one: one[0] < end, heapq.merge(*rows))
         kinds = self._kinds
@@ -131,8 +132,8 @@ class RetryQueue:
         return Retry(Part(lane, one[0], one[1], attempt), due_us, wait_us)
 
     def cap_waits(self, now_us: int) -> Generator[None, None, int]:
-        """Let nothing wait for longer than its back-off from now on, nor lie ready before it is due. By how much
-        something is due sooner, at most. Of most rows a look at their kinds tells that there is nothing to do."""
+        """From now on nothing waits longer than its back-off, nor lies ready before it is due. Returns by how much
+        something is due sooner, at most. Most rows need no change by their kinds alone."""
         sooner_us = 0
         for due_us, rows in [(0, self._ready), *self._waiting.items()]:
             for lane in list(rows) if rows is self._ready or due_us > now_us else ():
@@ -144,7 +145,7 @@ class RetryQueue:
                 if soonest_us <= 0 and not early:
                     continue
                 sooner_us = max(soonest_us, sooner_us)
-                # Whatever tidies up the kinds meanwhile leaves these as they are.
+                # The kinds in use are not tidied away meanwhile.
                 for number, (first, count, kind) in enumerate(rows.pop(lane)):
                     if number % AT_A_TIME == AT_A_TIME - 1:
                         yield
@@ -181,7 +182,7 @@ class RetryQueue:
         return number
 
     def _tidy(self) -> None:
-        """Forget kinds of which there is none any more, now and then."""
+        """Forget kinds without entries, now and then."""
         if self._removed < TIDY_AFTER or len(self._kinds) < KINDS_MAX // 2:
             return
         self._removed = 0
@@ -194,19 +195,19 @@ class RetryQueue:
         self._numbers = {kind: number for number, kind in enumerate(self._kinds)}
 
     def ripen(self, now_us: int) -> None:
-        """Make ready what is due."""
+        """Make ready all that is due."""
         due: dict[int, list[Ranges]] = {}
         while self._dues and self._dues[0] <= now_us:
             for lane, row in self._waiting.pop(heapq.heappop(self._dues), {}).items():
                 due.setdefault(lane, []).append(row)
         for lane, rows in due.items():
-            # All at once: what waits with jitter is due at very many times.
+            # All at once: with jitter there are very many due times.
             ready = self._ready[lane] if lane in self._ready else self._ready.setdefault(lane, rows.pop())
             if rows:
                 ready.merge(*rows)
 
     def expose(self, parts: Iterable[Part]) -> None:
-        """Make ready what is about to be removed although it is not due."""
+        """Make ready the entries that are about to be removed although they are not due."""
         spans = dict[int, list[tuple[int, int]]]()
         for part in parts:
             spans.setdefault(part.lane, []).append((part.first, part.end))
@@ -214,7 +215,7 @@ class RetryQueue:
             self._expose(lane, sorted(found))
 
     def _expose(self, lane: int, spans: Sequence[tuple[int, int]]) -> bool:
-        """Whether anything of a lane that is within these, from first to end and in order, was not ready."""
+        """Whether anything of a lane within these, from first to end and in order, was not ready."""
         low, high, exposed = spans[0][0], spans[-1][1], False
         for rows in self._waiting.values():
             row = rows.get(lane)
@@ -226,7 +227,7 @@ class RetryQueue:
                 first, end = spans[bisect_right(spans, at, key=itemgetter(1))]
                 begin, stop = max(at, first), min(found[0] + found[1], end)
                 if begin < stop:
-                    # What else is in the entry goes on waiting.
+                    # The rest of the entry keeps waiting.
                     ready = self._ready.setdefault(lane, Ranges())
                     self.size += ready.add(begin, stop - begin, found[2], joined=False) + row.remove(begin, stop)
                     exposed = True
@@ -247,16 +248,16 @@ class RetryQueue:
         return lane in self._ready
 
     def row(self, lane: int) -> Iterator[tuple[Part, int]]:
-        """The parts of a lane that are kept in place, in order, and when each is due."""
+        """The parts of a lane that are kept in place, in order, with their due times."""
         return ((self._retry(lane, one).part, self._kinds[one[2]][1]) for one in self._ready.get(lane, ()))
 
     def head_due_us(self, lane: int) -> int | None:
-        """When the first of the parts in place is due."""
+        """The due time of the first of the parts in place."""
         row = self._ready.get(lane)
         return None if row is None else self._kinds[next(iter(row))[2]][1]
 
     def due_of(self, lane: int, number: int) -> tuple[int, int] | None:
-        """The attempt of a message, and when it is due; None if it is not here."""
+        """The attempt of a message, and its due time; None if it is not here."""
         for row in self._rows(lane):
             found = row.find(number)
             if found is not None:
@@ -264,7 +265,7 @@ class RetryQueue:
         return None
 
     def remove(self, part: Part) -> None:
-        """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
+        """Remove a part that must be here, whole, under the same attempt; it may lie across several entries."""
         lane, first, count, attempt = part
         end = first + count
         while first < end:
@@ -283,7 +284,7 @@ class RetryQueue:
             self._clear()
 
     def drop(self, lane: int, first: int) -> int:
-        """Take out all messages of a lane from `first` on. How many they were."""
+        """Remove all messages of a lane from `first` on; returns how many they were."""
         gone = 0
         for rows in (self._ready, *self._waiting.values()):
             row = rows.get(lane)
@@ -309,7 +310,7 @@ class RetryQueue:
         return True
 
     def next_due_us(self) -> int | None:
-        """When the next entry becomes due that is not ready yet."""
+        """The due time of the next entry that is not ready yet."""
         while self._dues and not self._waiting.get(self._dues[0]):
             self._waiting.pop(heapq.heappop(self._dues), None)
         return self._dues[0] if self._dues else None
@@ -323,7 +324,7 @@ class RetryQueue:
 
     def _find(self, lane: int, number: int, end: int) -> Range | None:
         """The ready entry of a message. A replayed pull may carry an earlier time than the retry that it took, when the
-        clock was set back between them: then what is taken, up to `end`, is made ready early."""
+        clock was set back between them: then the messages taken, up to `end`, are made ready early."""
         row = self._ready.get(lane)
         found = row.find(number) if row is not None else None
         if found is None and self._expose(lane, [(number, end)]):
@@ -332,13 +333,13 @@ class RetryQueue:
 
 
 def _latest_us(kind: Kind, now_us: int) -> int:
-    """When it is due, but not after its whole back-off from now."""
+    """The due time, but not after the whole back-off from now."""
     _, due_us, wait_us = kind
     return min(due_us, now_us + wait_us) if wait_us else due_us
 
 
 def due_after(now_us: int, wait_s: float) -> int:
-    """Not before the back-off is over, and little after it. Without any, it is over already."""
+    """The due time: not before the back-off is over, and little after it. Without back-off, it is over already."""
     wait_us = round(wait_s * 1_000_000)
     if not wait_us:
         return now_us - now_us % STEPS_US[0]

@@ -1,8 +1,8 @@
-"""Moving a group to another place of its lanes.
+"""Seek: a group moved to another position of its lanes.
 
-Backwards: the messages from the new position on are waiting again, whatever had become of them; those before it are
-left as they are. Forwards: all up to the new position is passed over, what is leased, retrying or dying as well. A
-consumer that holds any of the messages loses the whole pull.
+Backwards: the messages from the new position on are waiting again, whatever their state was; those before it are left
+as they are. Forwards: all up to the new position is skipped, including leased, retrying and dying messages. A consumer
+that holds any of the messages loses the whole pull.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOREVER = 1 << 62
 
 
 class Weight(NamedTuple):
-    """What a move means, in messages."""
+    """The effect of a move, in messages."""
 
     again: int
     """Delivered again, or for the first time after all."""
@@ -35,7 +35,7 @@ class Weight(NamedTuple):
 
 
 def within_bounds(group: Group, moves: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same, but nowhere outside of what the lanes hold."""
+    """The position, cut to the bounds of the lanes."""
     return tuple((lane, min(max(to, group.firsts[lane]), group.ends[lane])) for lane, to in moves)
 
 
@@ -51,7 +51,7 @@ def weigh(group: Group, moves: Iterable[tuple[int, int]]) -> Weight:
 
 
 def _pending(group: Group, lane: int) -> int:
-    """What of a lane was delivered, or is about to be, and is neither done nor dead."""
+    """The messages of a lane that were delivered, or are about to be, and are neither done nor dead."""
     parts = [part for part, _ in group.retries if part.lane == lane]
     parts += [part for part in group.dying if part.lane == lane]
     parts += [part for lease in group.leases.values() for part in lease.open.within(Span(lane, 0, FOREVER))]
@@ -69,7 +69,7 @@ def apply_moved(group: Group, event: Moved) -> None:
 
 
 def _forget(group: Group, span: Span) -> int:
-    """Take messages out of all lists; how many there were."""
+    """Remove messages from all lists; returns how many there were."""
     count = group.retries.drop(span.lane, span.first)
     for part in [one for one in group.dying if one.lane == span.lane]:
         piece = cut(part, span)
@@ -85,8 +85,8 @@ def _forget(group: Group, span: Span) -> int:
 
 
 def _end(group: Group, lease: Lease, held: list[Part]) -> None:
-    """A pull is taken away whole, so that its consumer cannot settle it as if nothing had happened: what of it is not
-    moved is delivered again at once."""
+    """A pull is taken away whole, so that its consumer cannot settle it as if nothing had happened: its messages that
+    are not moved are delivered again at once."""
     for part in held:
         group.take_from(lease, part)
     for part in list(lease.open):

@@ -1,10 +1,9 @@
-"""Selection of a pull's messages: by priority, what is due again before what is new; then the shards of an ordered
-topic.
+"""Selection of a pull's messages: by priority, retries before new messages; then the shards of an ordered topic.
 
 Where a batch cannot take everything, a *share* keeps the lower priorities from starving: some of its places are held
-back for them, as far as they have anything. How many follows from the number of pulls so far, so that it is the same
-whoever works it out, and small batches come to the same share in the long run as large ones. In the same way half of
-the places of each priority are held back for what is new: messages that fail again and again do not keep it waiting.
+back for them, as far as they have messages. How many follows from the number of pulls so far, so that every replay
+computes the same, and small batches come to the same share in the long run as large ones. In the same way half of the
+places of each priority are held back for new messages: those that fail again and again do not keep them waiting.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["fill"]
 
 PARTS_MAX: Final = 1_000
-"""Parts in one pull that are delivered again: a queue that is all fragments is delivered in several."""
+"""Retried parts in one pull: a queue of fragments is delivered in several."""
 
 RANKS: Final = len(LANES)
 LANES_MAX: Final = 2 * RANKS
-"""Parts of a pull that are new: one a lane."""
+"""New parts of a pull: one a lane."""
 
 Held = tuple[tuple[int, int], ...]
 """By rank, places and bytes."""
@@ -36,7 +35,7 @@ _NONE: Final[Held] = ((0, 0), (0, 0), (0, 0))
 
 
 def fill(group: Group, room: int, max_bytes: int, now_us: int) -> tuple[list[Part], bool]:
-    """As much as fits, and whether that is all that fits: if not, all that there is was taken."""
+    """Fill a pull; returns the parts, and whether it is full: if not, all that there is was taken."""
     parts: list[Part] = []
     all_room, all_bytes, mean_bytes = room, max_bytes, group.mean_bytes
     for part in _candidates(group, now_us):
@@ -54,7 +53,7 @@ def fill(group: Group, room: int, max_bytes: int, now_us: int) -> tuple[list[Par
 
 
 def _candidates(group: Group, now_us: int) -> Iterator[Part]:
-    """From high to low: what is due again, then what is new; the group's own lane before the topic's."""
+    """From high to low: retries, then new messages; the group's own lane before the topic's."""
     fresh, positions, firsts, ends = group.retries.load < 1, group.next, group.firsts, group.ends
     for lanes in group.ranks:
         if group.retries.size:
@@ -85,8 +84,8 @@ def _of_shards(group: Group, shards: Shards, now_us: int, *, fresh: bool) -> Ite
 
 
 def _leaves_some(group: Group, last: Part) -> bool:
-    """Whether there is something that has a share behind the last that fits: new, or of a lower priority. A quick look:
-    mostly there is not."""
+    """Whether something that has a share is left behind the last that fits: new, or of a lower priority. A quick check:
+    mostly there is nothing."""
     retries, positions, ends, rank = group.retries, group.next, group.ends, last.lane % RANKS
     if last.first < positions[last.lane]:
         for lane in group.ranks[rank]:
@@ -113,7 +112,7 @@ class _Batch:
     def take_again(
         self, group: Group, lanes: Sequence[int], new: Sequence[Part], held_room: int, held_bytes: int
     ) -> None:
-        """What is due again of a priority, beside what is held back, of what is new as well."""
+        """Take retries of a priority, beside the places that are held back, also for new messages."""
         mean = self.mean_bytes[lanes[-1]]
         places = min(self.room - held_room, max((self.max_bytes - held_bytes) // mean, 0 if self.parts else 1))
         # The one place that is left over goes to the one or the other by turns, and not in step with the priorities.
@@ -122,7 +121,7 @@ class _Batch:
         self.take(again, held_room + held, held_bytes + held * mean, PARTS_MAX)
 
     def take(self, parts: Iterable[Part], held_room: int, held_bytes: int, most: int = PARTS_MAX + LANES_MAX) -> None:
-        """As much as fits beside what is held back, and `most` parts."""
+        """Take parts beside the places that are held back, and at most `most` of them."""
         room, max_bytes = self.room - held_room, self.max_bytes - held_bytes
         taken = self.parts
         for part in parts:
@@ -158,7 +157,7 @@ def _new(group: Group, lanes: Sequence[int]) -> list[Part]:
 
 
 def _held_back(group: Group, room: int, max_bytes: int, *, fresh: bool) -> Held:
-    """By rank, the places and bytes that are not for it because they are held back for lower ranks."""
+    """The places and bytes held back for the lower ranks, by rank."""
     middle, low = (_some(group, lanes, room, fresh=fresh) for lanes in group.ranks[1:])
     if not middle and not low:
         return _NONE
@@ -179,7 +178,7 @@ def _part_of(places: int, weight: int, total: int, turn: int) -> int:
 
 
 def _some(group: Group, lanes: Sequence[int], most: int, *, fresh: bool) -> int:
-    """How many messages of a rank there are; it need not be told beyond `most`."""
+    """The number of messages of a rank, counted no further than `most`."""
     count = 0
     if fresh:
         for lane in lanes:

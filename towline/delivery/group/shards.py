@@ -1,8 +1,8 @@
-"""The shard lanes of an ordered topic: which of them a pull may take from, those that have waited longest first.
+"""The shard lanes of an ordered topic: those a pull may take from, the longest waiting first.
 
-A shard has one consumer at a time: a pull takes from one of which nothing is open. What failed is tried again in
+A shard has one consumer at a time: a pull takes from one that has no open messages. A failed message is retried in
 place: its shard waits until it is due, and nothing of the shard overtakes it. Nothing of this is recorded: it follows
-from what is leased, retrying and waiting.
+from the leased, retrying and waiting messages.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ __all__ = ["Shards", "behind"]
 
 
 class Shards:
-    """Lanes 0 to `count`. `refresh` is told of every change of a lane, and keeps `waiting` true."""
+    """Lanes 0 to `count`. `refresh` is called on every change of a lane, and keeps `waiting` true."""
 
     __slots__ = ("_dues", "_open", "_retries", "barred", "count", "waiting")
 
     def __init__(self, count: int, retries: RetryQueue) -> None:
         self.count = count
         self.waiting: dict[int, None] = {}
-        """Shards that are free and have something to deliver, in the order in which they came to that."""
+        """Free shards that have something to deliver, in the order in which they came to that."""
         self.barred: frozenset[int] = frozenset()
-        """Shards of which nothing may be delivered now, whatever they have."""
+        """Shards that must not be delivered from now, whatever they have."""
         self._retries = retries
         self._open: dict[int, int] = {}
-        """How many messages of a shard are leased."""
+        """Leased messages, by shard."""
         self._dues: list[tuple[int, int]] = []
-        """When the first message of a shard is due, and the shard; some of it may be out of date."""
+        """The due time of the first message of a shard, and the shard; some entries may be out of date."""
 
     def lease(self, lane: int, change: int) -> None:
-        """So many messages more, or fewer, are leased."""
+        """The number of leased messages has changed."""
         if lane < self.count:
             count = self._open.get(lane, 0) + change
             if count:
@@ -58,7 +58,7 @@ class Shards:
                 self._tidy()
 
     def has_open(self, lane: int) -> bool:
-        """Whether something of a shard is leased, or waits to be tried again."""
+        """Whether messages of a shard are leased, or wait for a retry."""
         return lane in self._open or self._retries.head_due_us(lane) is not None
 
     def grow(self, lane: int) -> None:
@@ -67,7 +67,7 @@ class Shards:
             self.refresh(lane, fresh=True)
 
     def ripen(self, now_us: int) -> None:
-        """Let those wait whose first message has become due."""
+        """Add the shards whose first message has become due."""
         while self._dues and self._dues[0][0] <= now_us:
             due_us, lane = heapq.heappop(self._dues)
             if self._is_due_at(lane, due_us):
@@ -79,8 +79,8 @@ class Shards:
         return self._dues[0][0] if self._dues else None
 
     def due(self, lane: int, now_us: int) -> Iterator[Part | None]:
-        """What of a waiting shard is to be tried again, in order; None at the first that is not due. That the first one
-        is due was seen before, maybe by a clock that was set back since."""
+        """The retries of a waiting shard, in order; None at the first that is not due. That the first one is due was
+        seen before, maybe by a clock that was set back since."""
         for number, (part, due_us) in enumerate(self._retries.row(lane)):
             if number and due_us > now_us:
                 yield None
@@ -96,8 +96,8 @@ class Shards:
 
 
 def behind(opened: Iterable[Part], chosen: Iterable[Part], shards: int) -> list[Part]:
-    """What is open of the same shards behind the first of the chosen messages: it goes back together with them, because
-    nothing overtakes a message that is tried again."""
+    """The open messages of the same shards behind the first of the chosen ones: they go back together with them,
+    because nothing overtakes a retry."""
     lowest: dict[int, int] = {}
     parts = list(chosen)
     for part in parts:
@@ -110,7 +110,7 @@ def behind(opened: Iterable[Part], chosen: Iterable[Part], shards: int) -> list[
 
 
 def _without(part: Part, others: Iterable[Part], low: int) -> Iterator[Part]:
-    """What of a part lies at or behind `low` and in none of the others."""
+    """The rest of a part at or behind `low`, without the others."""
     at = max(part.first, low)
     for other in sorted(one for one in others if one.lane == part.lane and one.first < part.end and at < one.end):
         if at < other.first:

@@ -1,4 +1,4 @@
-"""A group's state as a document, and back: what `consumerOffset.json` holds."""
+"""Snapshots of a group: `consumerOffset.json`, and the group restored from it; replay behind damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["GroupSnapshot", "LeaseSnapshot", "Rest", "excerpt", "mend", "open_pa
 
 
 EXCERPT: Final = 1_000
-"""Parts of what is open that are shown where it is in a document of its own."""
+"""Open parts that are shown where all of them are in a document of their own."""
 SETTLED_MAX: Final = 128
 """Settled pulls in a snapshot: an act that is sent again after a restart is one of the last, its answer was lost."""
 
@@ -55,7 +55,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     topic: str
     group: str
     position: int
-    """The events of the pull log before this one are in here."""
+    """The position in the pull log: the events before it are included."""
     offsets: dict[str, int] | list[int]
     """The next sequence number of each lane, by its name: the topic's high, middle and low, or its shards, then the
     group's own. (A list, in the same order, in documents of earlier versions.)"""
@@ -67,9 +67,9 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     settled: list[LeaseSnapshot] = []
     """The pulls settled last, so that an act that is sent again after a restart gets the same answer."""
     turns: int = 0
-    """How many pulls were granted."""
+    """Pulls granted."""
     rest: str = ""
-    """Where all of what is open is, if only some of it is here: the name of a document and its checksum."""
+    """The document that holds all open parts, if only some of them are here: its name and checksum."""
 
     def places(self, shards: int) -> list[int] | None:
         """The offsets by number of the lane; None if they are of other lanes than a topic with so many shards has."""
@@ -80,7 +80,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
 
 
 class Rest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a group has open, compact: where that is very much, its snapshot shows only some of it."""
+    """The open parts of a group, compact: where they are very many, its snapshot shows only some of them."""
 
     leases: list[LeaseSnapshot]
     settled: list[LeaseSnapshot]
@@ -91,7 +91,7 @@ class Rest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 def open_parts(group: Group) -> int:
-    """How much a snapshot has to tell."""
+    """The number of parts that a snapshot holds."""
     leases = [*group.leases.values(), *islice(reversed(group.settled.values()), SETTLED_MAX)]
     held = sum(len(lease.open) + lease.size for lease in leases)
     return held + group.retries.size + len(group.dying) + len(group.resent)
@@ -134,7 +134,7 @@ def excerpt(group: Group, rest: Rest, position: int, name: str, set_us: int = 0)
 
 
 def snapshot(group: Group, position: int, set_us: int = 0) -> GroupSnapshot:
-    """By a clock that is ahead by `set_us` of the one that the group goes by."""
+    """By a clock that is ahead by `set_us` of the one of the group."""
     shards = group.shards.count if group.shards is not None else 0
     last = islice(reversed(group.settled.values()), SETTLED_MAX)
     return GroupSnapshot(
@@ -155,7 +155,7 @@ def snapshot(group: Group, position: int, set_us: int = 0) -> GroupSnapshot:
 def restore(
     config: GroupConfig, document: GroupSnapshot, shards: int = 0, rest: Rest | None = None
 ) -> Generator[None, None, Group]:
-    """The group of a snapshot, bit by bit: it may have very much open."""
+    """The group of a snapshot, in slices: it may have very many open parts."""
     group = Group(config, shards)
     places = document.places(shards)
     assert places is not None, (document.topic, document.group, document.offsets, shards)
@@ -214,7 +214,7 @@ UNKNOWN = ""
 
 
 def mend(group: Group, event: Event) -> bool:
-    """Apply an event although events before it may be lost; whether it had to be made to fit."""
+    """Apply an event although events before it may be lost; returns whether it had to be made to fit."""
     if isinstance(event, (Started, Resent, Moved, Paused, Resumed)) or _fits(group, event):
         group.apply(event)
         return False
@@ -257,7 +257,7 @@ def _fits(group: Group, event: Event) -> bool:
 
 
 def _take_out(group: Group, part: Part, at_us: int) -> None:
-    """Take the messages of a part out of every list, wherever they are and whatever their attempt."""
+    """Remove the messages of a part from every list, whatever their attempt."""
     for lease in list(group.leases.values()):
         held = lease.open.within(_span(part))
         if held:
@@ -273,7 +273,7 @@ def _take_out(group: Group, part: Part, at_us: int) -> None:
 
 
 def _go_past(group: Group, part: Part) -> None:
-    """Move the position behind a part. What lies between was pulled by an event that is lost: it is tried again."""
+    """Move the position behind a part. The messages between were pulled by an event that is lost: they are retried."""
     at = group.next[part.lane]
     if at < part.first:
         group.retries.add(Part(part.lane, at, part.first - at, 1), AT_ONCE)

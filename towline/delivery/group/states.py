@@ -1,4 +1,4 @@
-"""The one table of what may become of a message within a group.
+"""The one table of a message's states and transitions within a group.
 
 `Group.apply` moves messages by this table and by nothing else; docs/delivery-states.md is generated from it.
 """
@@ -27,7 +27,7 @@ __all__ = ["RULES", "TRANSITIONS", "State", "Transition", "describe"]
 
 
 class State(enum.Enum):
-    """Where a message stands in one group, and how that is kept."""
+    """The state of a message in one group, and how that is kept."""
 
     WAITING = "not delivered yet: at or behind the group's position in the lane; costs nothing to keep"
     LEASED = "delivered to one consumer, who has neither acked nor nacked it: an open part of a pull"
@@ -45,8 +45,8 @@ class State(enum.Enum):
         return _STATUS[self]
 
     def status_in(self, attempt: int) -> str:
-        """The same, in this delivery of the message: what waits for its first one has never failed. It was given
-        back."""
+        """The status, in this delivery of the message: a message that waits for its first one has never failed. It was
+        given back."""
         return State.WAITING.status if self is State.RETRYING and attempt <= 1 else self.status
 
 

@@ -1,2 +1,2 @@
-"""Delayed messages: `schedule` decides and applies, `wheel` says where each waits, `record` is how they lie there,
-`due_index` has those of the next seconds, `events` and `delivered` are its records."""
+"""Delayed messages: `schedule` decides and applies, `wheel` is the geometry of slots, `record` the format of waiting
+messages, `due_index` holds those of the next seconds, `events` and `delivered` are its other records."""

@@ -1,5 +1,5 @@
-"""Arrivals: where delayed messages are since they were due. Until then a message has an id of its own; a record says
-which ids became which numbers of a lane.
+"""Records of delivered messages: which ids became which numbers of a lane. Until it is due, a message has an id of its
+own.
 
 Records are MessagePack arrays; a field may be added at the end with a default. Ids that count up, as those of a frame
 with one delay for all do, take no room.
@@ -26,7 +26,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     count: int
     first_id: int
     ids: bytes = b""
-    """The ids that they had until then, as 64-bit numbers, where they do not simply count up from `first_id`."""
+    """Their ids until then, as 64-bit numbers, where they do not simply count up from `first_id`."""
 
     @property
     def end(self) -> int:

@@ -1,7 +1,7 @@
-"""The near future of the schedule, in memory: the parcels that are due within the next seconds, soonest first.
+"""The near future of the schedule, in memory: the records that are due within the next seconds, soonest first.
 
-A parcel's messages are in the order of their times, so one number tells how far it has been delivered. The frames of
-the parcels are kept as well, unpacked, as far as a budget of bytes allows; what is beyond it is read again when it is
+A record's messages are in the order of their times, so one number tells how far it has been delivered. The frames of
+the records are kept as well, unpacked, as far as a budget of bytes allows; those beyond it are read again when they are
 due.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["DueIndex", "Entry"]
 
 
 class Entry:
-    """One parcel: which it is, and from which message on it waits."""
+    """A record and the first of its messages that waits."""
 
     __slots__ = ("at", "last_us", "next_us", "opened", "place", "seq", "size")
 
@@ -45,11 +45,11 @@ class DueIndex:
 
     @property
     def next_us(self) -> int | None:
-        """When the next message is due."""
+        """The due time of the next message."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, place: Place, seq: int, parcel: ScheduleRecord, at: int = 0, until_us: int = -1) -> None:
-        """A parcel waits from message `at` on, and from the first on that is due after `until_us`."""
+        """A record waits from message `at` on, and from the first on that is due after `until_us`."""
         entry = Entry(place, seq, parcel)
         if at or parcel.first_us <= until_us or self._kept_bytes + entry.size <= self._budget_bytes:
             opened = OpenedRecord(parcel)
@@ -62,12 +62,12 @@ class DueIndex:
         self._push(entry)
 
     def keep(self, entry: Entry, opened: OpenedRecord) -> None:
-        """The parcel is at hand: it need not be read any more."""
+        """Keep the frame of a record: it need not be read any more."""
         entry.opened = opened
         self._kept_bytes += entry.size
 
     def take(self, until_us: int, max_bytes: int, max_parcels: int) -> list[Entry]:
-        """Take out parcels of which something is due by then, soonest first: at least one, if there is any."""
+        """Take records with something due by then, soonest first: at least one, if there is any."""
         taken: list[Entry] = []
         while self._heap and self._heap[0][0] <= until_us and max_bytes > 0 and len(taken) < max_parcels:
             entry = heapq.heappop(self._heap)[2]
@@ -76,7 +76,7 @@ class DueIndex:
         return taken
 
     def put_back(self, entry: Entry) -> None:
-        """It was delivered as far as its `at` says; what is left of it waits on."""
+        """Put a record back that was delivered up to its `at`; the rest of it waits on."""
         opened = entry.opened
         if opened is not None and entry.at >= opened.parcel.count:
             self.forget(entry)
@@ -88,13 +88,13 @@ class DueIndex:
         self._push(entry)
 
     def forget(self, entry: Entry) -> None:
-        """Let go of its bytes."""
+        """Drop its frame."""
         if entry.opened is not None:
             entry.opened = None
             self._kept_bytes -= entry.size
 
     def drop(self, place: Place) -> None:
-        """Nothing of this slot waits any more."""
+        """Drop all records of this slot."""
         gone = [entry for _, _, entry in self._heap if entry.place == place]
         if gone:
             self._heap = [one for one in self._heap if one[2].place != place]
@@ -107,7 +107,8 @@ class DueIndex:
 
 
 def _due_bytes(entry: Entry, until_us: int) -> int:
-    """How much of a parcel is due, judged by the mean size of its messages; all of it if it is not at hand."""
+    """The size of the due part of a record, judged by the mean size of its messages; all of it if its frame is not
+    kept."""
     if entry.opened is None or entry.last_us <= until_us:
         return entry.size
     due = bisect_right(entry.opened.times, until_us, entry.at) - entry.at

@@ -1,8 +1,8 @@
 """Events of the schedule of delayed messages: the records of the stream `delay/marks`.
 
-Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default;
-like a new event, it needs a new number in `towline/format.py`, and none that is unknown is passed over. That a
-parcel was put into a slot is no event: the parcel says it itself.
+Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default; like a
+new event, it needs a new number in `towline/format.py`, and none that is unknown is passed over. That a record was put
+into a slot is no event: the record says it itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ __all__ = [
 
 
 class Run(NamedTuple):
-    """Messages of a parcel: the level and number of its slot, its own number there, and from which to which place."""
+    """Messages of a record: the level and number of its slot, its own number there, and the first and the end of its
+    messages."""
 
     level: int
     number: int
@@ -54,14 +55,14 @@ class Due(_Event, frozen=True, array_like=True, tag=1):
     until_us: int
     next_id: int
     delivered: list[tuple[str, int]] = []
-    """How many messages of which topic."""
+    """Messages delivered, by topic."""
     ahead: list[tuple[int, int, int]] = []
-    """(number of the slot, parcel, messages of it): of these parcels more was delivered than `until_us` says, because
+    """(number of the slot, record, messages of it): of these records more was delivered than `until_us` says, because
     too much is due at the same microsecond for one unit."""
     era: int = 0
-    """How often the clock has been set back. The first of an era takes `until_us` back to where the clock is, …"""
+    """How often the clock has been set back. The first of an era takes `until_us` back to the clock's time, …"""
     floors: list[tuple[int, int]] = []
-    """… and for parcels of earlier ones than these it stays where it was: (era, time)."""
+    """… and for records of earlier ones than these it stays as it was: (era, time)."""
     held: list[Run] = []
     """But these are not in their lanes: they are too large for the store, and wait where they are."""
     released: list[Run] = []
@@ -69,7 +70,7 @@ class Due(_Event, frozen=True, array_like=True, tag=1):
 
 
 class Moved(_Event, frozen=True, array_like=True, tag=2):
-    """The parcels of a slot before `next` were put into other slots, in the same unit."""
+    """The records of a slot before `next` were put into other slots, in the same unit."""
 
     level: int
     number: int
@@ -88,9 +89,10 @@ class Cancelled(_Event, frozen=True, array_like=True, tag=3):
     topic: str
     count: int
     positions: list[tuple[int, list[int]]]
-    """By parcel, the places of the messages in it."""
+    """By record, the indices of the messages in it."""
     request: str = ""
-    """Who asked for it, and how many it were in all: for those who ask again because they got no answer."""
+    """The name of the request, and its number of messages in all: for a client that asks again because it got no
+    answer."""
     answer: int = 0
 
 

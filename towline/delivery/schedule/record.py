@@ -1,5 +1,5 @@
-"""Parcels: the records of the schedule. Each holds messages of one lane that wait in one slot, in the order of their
-times, as one frame.
+"""Records of the schedule: each holds messages of one lane that wait in one slot, in the order of their times, as one
+frame.
 
 Splitting a producer's frame by slots, and joining what was split, run over whole columns.
 """
@@ -40,8 +40,8 @@ __all__ = [
 DELAY_MAX_US: Final = 36_525 * 86_400 * SECOND_US
 LEVEL_MAX: Final = 999
 TOGETHER: Final = 16
-"""Messages of a producer's frame that would be fewer in their slot wait with others, in the slot of the first: a parcel
-costs about as much as moving so many messages once more."""
+"""A producer's messages that would be fewer than this in their slot wait with others, in the slot of the first: a
+record costs about as much as moving so many messages once more."""
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -81,7 +81,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 class _Stored(ScheduleRecord, frozen=True, array_like=True, gc=False):
     frame: memoryview
-    """What is read need not be copied."""
+    """A read frame need not be copied."""
 
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
@@ -98,7 +98,7 @@ def decode_parcel(record: bytes) -> ScheduleRecord:
 
 
 class OpenedRecord:
-    """A parcel whose columns are at hand."""
+    """A decoded record and its columns."""
 
     __slots__ = ("_ids", "frame", "parcel", "times")
 
@@ -114,7 +114,7 @@ class OpenedRecord:
         return self._ids[start:stop]
 
     def origin(self) -> tuple[str, int, bytes, bytes]:
-        """What messages must share to be joined."""
+        """The properties that messages must share to be joined."""
         return self.parcel.topic, self.parcel.lane, self.parcel.source, self.frame.token
 
     def index_of(self, message_id: int) -> int | None:
@@ -128,14 +128,14 @@ class OpenedRecord:
 
 
 def _times(frame: Frame) -> array[int]:
-    """When the messages of a parcel are due."""
+    """The due times of the messages."""
     times = array("q", frame.deliver_at_us() or ())
     assert len(times) == frame.count, "a parcel's frame has a time for each message"
     return times
 
 
 def resolve_times(frame: Frame, now_us: int, levels_us: Sequence[int]) -> list[int]:
-    """When each message of a producer's frame is due; 0 is at once."""
+    """The due time of each message of a producer's frame; 0 is at once."""
     times = frame.deliver_at_us() or [0] * frame.count
     earliest, latest = min(times), max(times)
     if latest < -LEVEL_MAX:
@@ -152,7 +152,7 @@ def resolve_times(frame: Frame, now_us: int, levels_us: Sequence[int]) -> list[i
 
 
 def resolve_delay(value: int, now_us: int, levels_us: Sequence[int]) -> int:
-    """When a message is due whose deliver-at column says this."""
+    """The due time for a value of the deliver-at column."""
     at_us = now_us + _delay_us(value, levels_us) if value < 0 else value
     if at_us - now_us > DELAY_MAX_US:
         raise BadRequest("a message can be delayed by 100 years at most")
@@ -168,7 +168,7 @@ def _delay_us(value: int, levels_us: Sequence[int]) -> int:
 
 
 class Origin(NamedTuple):
-    """What all messages of a parcel share."""
+    """The properties that all messages of a record share."""
 
     topic: str
     lane: int
@@ -178,7 +178,7 @@ class Origin(NamedTuple):
 def split(
     frame: Frame, times: list[int], until_us: int, origin: Origin, first_id: int
 ) -> list[tuple[Place, ScheduleRecord]]:
-    """A producer's frame as parcels, one for each slot that its messages wait in. Nothing is due before what has been
+    """A producer's frame as records, one for each slot that its messages wait in. Nothing is due before what has been
     delivered already: it would never be looked at."""
     floor_us = until_us + 1
     if min(times) < floor_us:
@@ -192,7 +192,7 @@ def split(
 def join(
     pieces: Sequence[tuple[OpenedRecord, int, int]], until_us: int, at_us: int | None = None
 ) -> list[tuple[Place, ScheduleRecord]]:
-    """Messages of parcels of the same origin and token, in as few parcels as possible: one for each slot. With `at_us`,
+    """Messages of records of the same origin and token, in as few records as possible: one for each slot. With `at_us`,
     they are due then instead."""
     head = pieces[0][0].parcel
     cuts = [Piece(one.frame, start, stop) for one, start, stop in pieces]
@@ -207,7 +207,7 @@ def join(
 
 
 def ready(pieces: Sequence[tuple[OpenedRecord, int, int]]) -> tuple[bytes, Sequence[int]]:
-    """Messages of parcels of the same origin and token as a frame for their lane, and their ids: in the order of their
+    """Messages of records of the same origin and token as a frame for their lane, and their ids: in the order of their
     times, which it does not carry any more. Nor does it carry dedup ids: they are known from when the messages were
     sent."""
     order = None
@@ -249,7 +249,7 @@ def ready_in_order(pieces: Sequence[tuple[OpenedRecord, int, int]]) -> list[tupl
 def _in_order(
     pieces: Sequence[Piece], times: list[int], producer: tuple[int, int]
 ) -> tuple[bytes, list[int], list[int] | None]:
-    """The pieces as one frame in the order of their times, these times, and where each message was before."""
+    """The pieces as one frame in the order of their times, these times, and the former index of each message."""
     order: list[int] | None = sorted(range(len(times)), key=times.__getitem__)
     assert order is not None, "a list was made just now"
     ordered = [times[index] for index in order] if len(times) > 1 else times
@@ -289,7 +289,7 @@ def _by_slot(
 
 
 def _together(times: list[int], start: int, stop: int, until_us: int, level: int) -> int:
-    """Where a parcel ends that begins at `start` and would have few messages: some more of the same level go with them,
+    """The end of a record that begins at `start` and would have few messages: some more of the same level go with them,
     but slots are not torn apart."""
     last = min(start + TOGETHER, bisect_left(times, level_end_us(level, until_us), stop)) - 1
     if last < stop:
@@ -306,7 +306,7 @@ def _sliced(frame: Frame, start: int, stop: int) -> bytes:
 
 
 def counts_up(ids: Sequence[int]) -> bool:
-    """Whether each is one more than the one before it."""
+    """Whether the numbers count up by one."""
     return isinstance(ids, range) or list(ids) == list(range(ids[0], ids[0] + len(ids)))
 
 

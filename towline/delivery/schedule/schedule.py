@@ -1,14 +1,14 @@
-"""The schedule of delayed messages: what is delivered, what waits where, what was cancelled. Pure, as all of delivery.
+"""The schedule of delayed messages: delivered, waiting and cancelled ones. Pure, as all of delivery.
 
 `until_us` is the time up to which everything has been delivered. It never passes a message that waits: so "due after
 `until_us`" is the same as "not delivered yet", and one number is nearly all that recovery needs.
 
 Where the clock is behind it, because it was ahead and has been corrected, a new *era* begins: `until_us` goes back to
-where the clock is, and new messages are due by that. Parcels say in which era they were written; for those of earlier
-ones, the time up to which they were delivered stays a *floor* until the clock is there again.
+the clock's time, and new messages are due by that. Records carry the era in which they were written; for those of
+earlier ones, the time up to which they were delivered stays a *floor* until the clock is there again.
 
-Messages that the store does not take where they are to go are *held*: they stay in their parcel and their slot,
-whatever has become of the others there, and whatever the time is.
+Messages that the store refuses at their destination are *held*: they stay in their record and their slot, whatever
+happens to the others there, and whatever the time is.
 """
 
 from __future__ import annotations
@@ -35,60 +35,60 @@ RUN_PARCELS: Final = 64
 CANCELLED_MAX: Final = 1_000_000
 ANSWERS_MAX: Final = 1_000
 ERAS_MAX: Final = 100
-"""Beyond so many corrections that the clock has not made up for, new messages wait until it has."""
+"""After so many corrections that the clock has not made up for, new messages wait until it has."""
 FOREVER_US: Final = (1 << 63) - 1
 
 
 class Position(NamedTuple):
-    """Where a message waits, and when it is due."""
+    """The place of a waiting message, and its due time."""
 
     place: Place
     seq: int
-    """Its parcel, …"""
+    """Its record, …"""
     at: int
-    """… and its place in that."""
+    """… and its index in that."""
     id: int
     due_us: int
     era: int
-    """Of its parcel."""
+    """Of its record."""
 
 
 class SlotSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     level: int
     number: int
     next: int
-    """The first parcel of its stream that still waits, …"""
+    """The first record of its stream that still waits, …"""
     end: int
     """… and the one behind the last."""
     messages: int
     ids: tuple[int, int]
     since_us: int
-    """When the oldest of it was written."""
+    """When the oldest of its records was written."""
     cancelled: list[tuple[int, list[int]]] = []
     ahead: list[tuple[int, int]] = []
     last_us: int = 0
-    """When the last of it is due; 0 is not known."""
+    """The due time of the last of its messages; 0 is not known."""
     era: int = 0
     held: list[tuple[int, list[int]]] = []
 
     @property
     def first(self) -> int:
-        """The first parcel that is needed."""
+        """The first record that is needed."""
         return min(self.next, *(seq for seq, _ in self.held)) if self.held else self.next
 
 
 class ScheduleSnapshot(msgspec.Struct, frozen=True):
-    """What `delayOffset.json` holds."""
+    """The contents of `delayOffset.json`."""
 
     position: int
-    """The marks before this one are in here."""
+    """The position in the stream of marks: those before it are included."""
     until_us: int
     next_id: int
     delayed: dict[str, int]
-    """Messages that wait, by topic."""
+    """Waiting messages by topic."""
     slots: list[SlotSnapshot]
     ends: dict[str, int]
-    """The parcels before these, by stream, are in here."""
+    """The end of each stream: the records before it are included."""
     dropped: dict[str, int] = {}
     answers: dict[str, int] = {}
     era: int = 0
@@ -96,8 +96,8 @@ class ScheduleSnapshot(msgspec.Struct, frozen=True):
 
 
 class Slot:
-    """Parcels `next` to `end` of a stream, that wait. After the clock was set back, some of them may be of another slot
-    of the same stream: parcels name theirs."""
+    """Records `next` to `end` of a stream, that wait. After the clock was set back, some of them may be of another slot
+    of the same stream: records name theirs."""
 
     __slots__ = (
         "ahead",
@@ -129,28 +129,28 @@ class Slot:
         self.since_us = since_us
         self.last_us = 0
         self.era = 0
-        """Of its newest parcel."""
+        """Of its newest record."""
         self.cancelled: dict[int, set[int]] = {}
-        """By parcel, the places of the messages in it that are not to be delivered."""
+        """By record, the indices of its messages that are not to be delivered."""
         self.ahead: dict[int, int] = {}
-        """By parcel, how many of its messages were delivered before all others due at the same time were."""
+        """By record, how many of its messages were delivered before all others due at the same time were."""
         self.held: dict[int, set[int]] = {}
-        """By parcel, the places of the messages in it that are held; also of parcels before `next`."""
+        """By record, the indices of its messages that are held; also of records before `next`."""
         self.runs: list[list[int]] = []
-        """The lowest and highest id of some parcels in a row, and the first of these: so that one message is found
-        without reading all of a slot."""
+        """The lowest and highest id of some records in a row, and the first of these: one message is found without
+        reading all of a slot."""
         self.loading = first
-        """Slots of seconds: the next parcel to read into the near index. Once all are there, …"""
+        """Slots of seconds: the next record to read into the due index. Once all are there, …"""
         self.loaded_to: int | None = None
-        """… those from this one on come there by themselves."""
+        """… those from this one on are added as they are written."""
 
     @property
     def first(self) -> int:
-        """The first parcel that is needed."""
+        """The first record that is needed."""
         return min(self.next, *self.held) if self.held else self.next
 
     def note(self, seq: int, low: int, high: int, last_us: int) -> None:
-        """A parcel with ids from `low` to `high` is in the slot, all of it due by `last_us`."""
+        """A record with ids from `low` to `high` is in the slot, all of it due by `last_us`."""
         self.end = seq + 1
         self.min_id = min(self.min_id, low)
         self.max_id = max(self.max_id, high)
@@ -163,7 +163,7 @@ class Slot:
         run[2] = max(run[2], high)
 
     def spans_with(self, ids: Collection[int]) -> list[tuple[int, int]]:
-        """Which parcels may hold messages with these ids: (from, to)."""
+        """The records that may hold messages with these ids: (from, to)."""
         ends = [*(run[0] for run in self.runs[1:]), self.end]
         wanted = sorted(ids)
         found = []
@@ -179,21 +179,21 @@ class Schedule:
         self.until_us = 0
         self.era = 0
         self.floors: list[tuple[int, int]] = []
-        """What was written before an era was delivered up to this time, which the clock has not come to again."""
+        """Records from before an era were delivered up to this time, which the clock has not reached again."""
         self.next_id = 1
         self.slots: dict[Place, Slot] = {}
         self.counts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.cancelled = 0
-        """How many cancelled messages are remembered."""
+        """Cancelled messages that are remembered."""
         self.answers: dict[str, int] = {}
-        """How many messages the last requests to cancel some have cancelled."""
+        """The counts of the last cancel requests, by their names."""
         self.near = DueIndex(NEAR_BYTES)
 
-    # What happens
+    # Events
 
     def register(self, place: Place, seq: int, parcel: ScheduleRecord, at_us: int) -> Slot:
-        """A parcel is in its slot."""
+        """A record is in its slot."""
         slot = self.slots.get(place)
         if slot is None:
             slot = self.slots[place] = Slot(place, seq, at_us)
@@ -208,7 +208,7 @@ class Schedule:
         return slot
 
     def refused(self, place: Place, parcel: ScheduleRecord) -> None:
-        """A parcel is not in its slot after all: its number there is read as lost."""
+        """A record is not in its slot after all: its number there is read as lost."""
         slot = self.slots.get(place)
         if slot is not None:
             slot.messages -= parcel.count
@@ -241,7 +241,7 @@ class Schedule:
                 slot.ahead[seq] = at
         self._hold(event.held)
         self._release(event.released)
-        # Replay meets parcels before marks: those of a later era were not there yet.
+        # Replay meets records before marks: those of a later era were not there yet.
         over = [one for one in self.slots.values() if one.era <= self.era and is_over(one.place, self.until_us)]
         for slot in over:
             if not slot.held:
@@ -254,7 +254,7 @@ class Schedule:
         slot.next = max(slot.next, event.next)
         slot.messages -= event.messages
         if not event.level:
-            # What is left of it is read anew when it comes near.
+            # The rest of it is read anew when it comes near.
             self.near.drop(slot.place)
             slot.loading, slot.loaded_to = slot.next, None
         self._hold(event.held)
@@ -281,8 +281,8 @@ class Schedule:
                 self._remove(slot)
 
     def take_back(self, event: Due | Moved, runs: Sequence[Run], slots: Mapping[Place, Slot]) -> None:
-        """An event that was applied is not stored after all, because its messages were refused: instead, these are
-        held. The slots are those that they were in."""
+        """Undo an event that was applied and not stored, because its messages were refused: instead, these are held.
+        The slots are those that they were in."""
         if isinstance(event, Due):
             for topic, count in event.delivered:
                 self.counts[topic] = self.counts.get(topic, 0) + count
@@ -293,7 +293,7 @@ class Schedule:
         self._hold(runs)
 
     def take_back_cancelled(self, events: Sequence[Cancelled]) -> None:
-        """Messages were to be put elsewhere, and were refused there: they are where they were."""
+        """Undo a move of messages that were refused in their new slots: they are where they were."""
         for event in events:
             slot = self.slots[Place(event.level, event.number)]
             for seq, indices in event.positions:
@@ -333,7 +333,7 @@ class Schedule:
             lowest = min((one.min_id for one in self.slots.values()), default=self.next_id)
             self.dropped = {topic: before for topic, before in self.dropped.items() if before > lowest}
 
-    # What is to be done
+    # Decisions
 
     def due(
         self,
@@ -357,18 +357,19 @@ class Schedule:
         )
 
     def new_era(self, now_us: int) -> Due | None:
-        """The mark that the clock was set back, to before what has been delivered; None if it was not."""
+        """The mark that the clock was set back, to before the time up to which all is delivered; None if it was not."""
         if now_us >= self.until_us or len(self.floors) >= ERAS_MAX:
             return None
         era = self.era + 1
         return Due(now_us, self.next_id, era=era, floors=[*self.floors, (era, self.until_us)])
 
     def delivered_us(self, era: int) -> int:
-        """Up to when everything that was written in an era has been delivered."""
+        """The time up to which all messages written in an era have been delivered."""
         return max([self.until_us, *(floor_us for before, floor_us in self.floors if era < before)])
 
     def limit_us(self, now_us: int) -> int:
-        """How far may be delivered: never the future, and nothing that waits in a slot which was not looked at yet."""
+        """The time up to which messages may be delivered: never the future, and never past a slot that was not loaded
+        yet."""
         begins = [slot.begin_us for slot in self.slots.values() if slot.loaded_to is None]
         return min(now_us, min(begins) - 1) if begins else now_us
 
@@ -378,7 +379,7 @@ class Schedule:
         return (next_us is None or next_us > now_us) and self.limit_us(now_us) >= now_us
 
     def to_load(self, now_us: int) -> Slot | None:
-        """The next slot that has to be read into memory by now."""
+        """The next slot that has to be loaded into memory by now."""
         waiting = [slot for slot in self.slots.values() if slot.place.level == 0 and slot.loaded_to is None]
         slot = min(waiting, key=_begin_us, default=None)
         return slot if slot is not None and slot.begin_us <= now_us + NEAR_US else None
@@ -393,7 +394,7 @@ class Schedule:
         return min(waiting, key=_begin_us, default=None)
 
     def may_move(self, slot: Slot) -> bool:
-        """Whether what is in the slot may be put elsewhere, or anew into the same one: not if it is about to be
+        """Whether the messages of the slot may be moved, or put into the same one anew: not if it is about to be
         delivered. A slot of seconds is far ahead if the clock was, and has been corrected."""
         if slot.place.level:
             return True
@@ -408,19 +409,19 @@ class Schedule:
         ]
 
     def waits_from(self, slot: Slot, seq: int, opened: OpenedRecord) -> int:
-        """The place of the first message of a parcel that was not delivered yet."""
+        """The index of the first message of a record that was not delivered yet."""
         if slot.place.level:
             return 0
         return bisect_right(opened.times, self.delivered_us(opened.parcel.era), slot.ahead.get(seq, 0))
 
     def deliver_at_us(self) -> int | None:
-        """When time makes a difference next for what is delivered, if nothing else happens."""
+        """The time of the next delivery, if nothing else happens."""
         times = [] if self.near.next_us is None else [self.near.next_us]
         ripe = [ripe_at_us(place) for place in self.slots if place.level]
         return min([*times, *(time_us for time_us in ripe if time_us > self.until_us)], default=None)
 
     def load_at_us(self) -> int | None:
-        """When the next slot is to be read into memory."""
+        """The time at which the next slot is to be loaded."""
         waiting = [one.place for one in self.slots.values() if one.place.level == 0 and one.loaded_to is None]
         return min((place.begin_us - NEAR_US for place in waiting), default=None)
 
@@ -428,7 +429,7 @@ class Schedule:
         return bool(self.dropped) and parcel.first_id < self.dropped.get(parcel.topic, 0)
 
     def is_waiting(self, position: Position) -> bool:
-        """Whether the message is still where it was found."""
+        """Whether the message is still at its position."""
         slot = self.slots.get(position.place)
         if slot is None or position.at in slot.cancelled.get(position.seq, ()):
             return False
@@ -438,7 +439,7 @@ class Schedule:
             and position.at >= slot.ahead.get(position.seq, 0)
         )
 
-    # Documents
+    # Snapshots
 
     def snapshot(self, position: int, ends: dict[str, int]) -> ScheduleSnapshot:
         slots = [_slot_out(self.slots[place]) for place in sorted(self.slots)]

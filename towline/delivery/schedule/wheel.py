@@ -6,8 +6,8 @@ fits into the finer level, and is moved there. What lies beyond even the coarses
 looked at again when that comes near.
 
 Only a slot of seconds must hold nothing that is due later. Where the messages of a frame lie so far apart that nearly
-each would go to another slot, some go together to the slot of the first (see `parcel`): when that comes near, the
-others are put where they belong, together with those of other frames.
+each would go to another slot, some go together to the slot of the first (see `record`): when that comes near, the
+others are moved to their own slots, together with those of other frames.
 
 So there are some 1,000 streams whatever the number of messages, and each message is moved at most once a level, and
 once more.
@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from towline.clock import SECOND_US
+from towline.model import DELAY_STREAMS
 
 __all__ = ["LEVELS", "Place", "is_over", "level_end_us", "place_of", "ripe_at_us", "slot_stream", "span_end_us"]
 
@@ -58,11 +59,11 @@ class Place(NamedTuple):
 
 
 def slot_stream(level: int, number: int) -> str:
-    return f"delay/{level}/{number % LEVELS[level].slots}"
+    return f"{DELAY_STREAMS}{level}/{number % LEVELS[level].slots}"
 
 
 def place_of(at_us: int, until_us: int) -> Place:
-    """Where a message that is due at `at_us` waits, when all up to `until_us` has been delivered."""
+    """The slot of a message that is due at `at_us`, when all up to `until_us` has been delivered."""
     assert at_us > until_us, (at_us, until_us)
     for level, (width_us, slots) in enumerate(LEVELS):
         number = at_us // width_us
@@ -72,7 +73,8 @@ def place_of(at_us: int, until_us: int) -> Place:
 
 
 def span_end_us(place: Place, until_us: int) -> int:
-    """Before this time, what comes later than something in this slot goes to this slot as well."""
+    """The end of the span of this slot: a message due before it, and after one of the slot, goes to this slot as
+    well."""
     width_us, slots = LEVELS[place.level]
     if place.level == _TOP and place.number - until_us // width_us >= slots - 1:
         return 1 << 63

@@ -1,7 +1,7 @@
-"""The attempt column: how often a group was given each message, from the group's pull log.
+"""The attempt column: the attempt of each message in a group, from the group's pull log.
 
-A lane holds messages as they were sent; attempts are a matter of groups. So the column has numbers only where a group
-is named, and what they say holds for the moment of reading.
+A lane holds messages as they were sent; attempts belong to groups. So the column has numbers only where a group is
+named, and they are as of the moment of reading.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _COLUMNS = pa.schema([EVENTS.field(name) for name in ("event", "lane", "first", 
 
 
 class Attempts:
-    """Of one range of a lane. The pull log is read once, when the first message is there: what was done before it came
-    is of no interest."""
+    """The attempts of one range of a lane. The pull log is read once, from the time of the first message on."""
 
     def __init__(self, place: BrokerSource | FolderSource, span: Range, group: str) -> None:
         self._place, self._span, self._group = place, span, group
@@ -57,7 +56,7 @@ class Attempts:
             for range_ in cut(lane, self._place.locate(lane, from_us), lane.end, lane.end + 1, self._place.where):
                 for item in self._place.records(range_):
                     if isinstance(item, Lost | Missing):
-                        continue  # whoever reads the events themselves is told of it
+                        continue  # readers of the events themselves get the error
                     waiting.append(item)
                     if len(waiting) >= FRAMES:
                         self._note(attempts, waiting, shards)

@@ -57,9 +57,9 @@ EVENTS: Final = pa.schema(
         ("broker", pa.string()),
     ]
 )
-"""What happened to messages `first` to `first + count` of a lane in a group; `number` is the event's in the pull log.
-Lanes named `own-…` are the group's own, for dead letters that were sent again. Of `resent`, first and count are numbers
-of dead letters; of `started` and `moved`, `first` is where the group goes on, and there is no count; `paused` and
+"""Events of messages `first` to `first + count` of a lane in a group; `number` is the event's in the pull log. Lanes
+named `own-…` are the group's own, for dead letters that were sent again. Of `resent`, first and count are numbers of
+dead letters; of `started` and `moved`, `first` is the group's new position, and there is no count; `paused` and
 `resumed` have neither."""
 
 _EVENTS: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])

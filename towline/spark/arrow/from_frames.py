@@ -31,7 +31,7 @@ from towline.frame.layout import (
     SHARD_KEY,
     TIMEOUT_BITS,
 )
-from towline.model import LANES
+from towline.model import DIED_AT, DIED_ATTEMPT, DIED_ORIGIN, DIED_REASON, LANES
 
 __all__ = ["DEAD", "MESSAGES", "NEVER_NULL", "OWN", "Origin", "Records", "chosen", "message_batch", "text_array"]
 
@@ -65,11 +65,11 @@ MESSAGES: Final = pa.schema(
     ]
 )
 """Every column of a message. `body` may also be asked for as a string. `attempt` is filled in where a group is named:
-see `attempts.py`."""
+see `attempt_column.py`."""
 
 NEVER_NULL: Final = frozenset(("topic", "lane", "seq", "id", "body", "appended_at"))
-"""Columns that every message has. Spark does not look for nulls in what is said to have none, which makes rows cheaper;
-files of the archive do not say it."""
+"""Columns that every message has. Spark does not look for nulls in columns that are declared to have none, which makes
+rows cheaper; files of the archive do not declare it."""
 
 DEAD: Final = pa.schema(
     [
@@ -86,7 +86,7 @@ DEAD: Final = pa.schema(
         ("broker", pa.string()),
     ]
 )
-"""Dead letters: `origin` is the id of the message that it was."""
+"""Dead letters: `origin` is the id of the original message."""
 
 OWN: Final = pa.schema(
     [
@@ -96,12 +96,12 @@ OWN: Final = pa.schema(
         ("origin", pa.string()),
     ]
 )
-"""Messages of a group's own lanes: dead letters that were sent again, and what was handed over from a broker that was
-away. `origin` is the id of the message that it was."""
+"""Messages of a group's own lanes: dead letters that were sent again, and messages handed over from a broker that was
+away. `origin` is the id of the original message."""
 
 
 class Origin(NamedTuple):
-    """What all messages of a batch have in common."""
+    """The common values of all messages of a batch."""
 
     topic: str
     lane: str = ""
@@ -184,7 +184,7 @@ class _Stack:
         return texts.take(pa.array(self.by_frame([distinct[value] for value in values])))
 
     def numbers(self, flag: int, missing: Sequence[int] | None = None) -> Any:
-        """A number column; where a frame has none, `missing` says what holds for all of it."""
+        """A number column; where a frame has none, `missing` gives the value for all of it."""
         parts: list[Any] = []
         for at, (frame, piece) in enumerate(zip(self.frames, self.pieces, strict=True)):
             place = frame.number_column(flag)
@@ -236,7 +236,7 @@ def _bits(mask: Any) -> Any:
 
 
 def text_array(offsets: Any, data: bytes | memoryview, type_: Any, *, empty_is_none: bool) -> Any:
-    """A binary or string array of these offsets and bytes. What is not UTF-8 is mended in a string array."""
+    """A binary or string array of these offsets and bytes. Invalid UTF-8 is replaced in a string array."""
     validity, nulls = None, 0
     if empty_is_none:
         present = offsets[1:] > offsets[:-1]
@@ -295,7 +295,7 @@ def _appended_at(stack: _Stack, type_: Any) -> Any:
 def _timeout(stack: _Stack, type_: Any) -> Any:
     if not stack.has(LIMIT):
         return pa.nulls(stack.total, type_)
-    # As `timeout_us_in` does it: what is above these bits is how often the message is tried.
+    # As `timeout_us_in` does it: the bits above these are the attempts.
     limits = stack.numbers(LIMIT)
     times = np.where(limits > 0, limits & ((1 << TIMEOUT_BITS) - 1), 0)
     return pa.array(times / 1_000_000, type_, mask=times == 0)
@@ -360,7 +360,7 @@ def _shard(stack: _Stack, type_: Any) -> Any:
 
 
 def _header_column(name: str) -> Callable[[_Stack, Any], Any]:
-    """What the broker has written into the headers of a dead letter."""
+    """A column from the headers that the broker has written into a dead letter."""
 
     def build(stack: _Stack, type_: Any) -> Any:
         values = pc.map_lookup(_headers(stack, TEXTS), pa.scalar(name), "last")
@@ -372,7 +372,7 @@ def _header_column(name: str) -> Callable[[_Stack, Any], Any]:
     return build
 
 
-_attempt = _header_column("towline-attempt")
+_attempt = _header_column(DIED_ATTEMPT)
 _COLUMNS: Final[dict[str, Callable[[_Stack, Any], Any]]] = {
     "topic": lambda stack, type_: stack.constant(stack.origin.topic, type_),
     "lane": lambda stack, type_: stack.constant(stack.origin.lane, type_),
@@ -397,8 +397,8 @@ _COLUMNS: Final[dict[str, Callable[[_Stack, Any], Any]]] = {
     "token": lambda stack, type_: stack.text_by_frame([frame.token for frame in stack.frames], _decoded, type_),
     "producer_id": _number_of_producer("producer_id"),
     "producer_seq": _number_of_producer("producer_seq"),
-    "origin": _header_column("towline-origin"),
+    "origin": _header_column(DIED_ORIGIN),
     "attempt": lambda stack, type_: _attempt(stack, type_) if stack.origin.group else pa.nulls(stack.total, type_),
-    "reason": _header_column("towline-reason"),
-    "died_at": _header_column("towline-died-at"),
+    "reason": _header_column(DIED_REASON),
+    "died_at": _header_column(DIED_AT),
 }

@@ -102,13 +102,13 @@ def _texts(column: Any) -> Any:
 
 
 def _piece(column: Any, lengths: Any, words: int) -> Any:
-    """The values, each followed by zeros, as a matrix of so many words. Where the zeros end makes no difference."""
+    """The values, each followed by zeros, as a matrix of so many words. The length of the zeros makes no difference."""
     _, offsets, data = column.buffers()
     text = pa.StringArray.from_buffers(len(column), offsets, data or pa.py_buffer(b""), None, 0, column.offset)
     _, ends, padded = pc.ascii_rpad(text, 8 * words, "\0").buffers()
     begin = int(np.frombuffer(ends, "<i4", 1)[0])
     matrix = np.frombuffer(padded, _WORD, len(column) * words, begin).reshape(len(column), words)
-    matrix = matrix ^ (matrix >> _HALF)  # what is high in a word must not stay high in its product
+    matrix = matrix ^ (matrix >> _HALF)  # the high bits of a word must not stay high in its product
     hashes = _mixed(matrix[:, :BLOCK_WORDS] @ _ODD[:words]) + lengths.astype(_WORD)
     for at in range(BLOCK_WORDS, words, BLOCK_WORDS):
         block = matrix[:, at : at + BLOCK_WORDS]

@@ -1,4 +1,4 @@
-"""Rows in, frames out: what `arrow` does, the other way round. Columns are taken over as Arrow lays them out."""
+"""Rows in, frames out: the reverse of `from_frames`. Columns are taken over as Arrow lays them out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WRITABLE: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "delay": ("a number of seconds", lambda type_: pa.types.is_integer(type_) or pa.types.is_floating(type_)),
     "deliver_at": ("timestamp", pa.types.is_timestamp),
 }
-"""The columns that a message can be made of: what each must be, and whether a type is that."""
+"""The columns that a message can be made of: the type of each, in words and as a check."""
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
 _US: Final = 1_000_000
@@ -60,7 +60,7 @@ def check_columns(schema: pa.Schema, topic: str) -> None:
 
 
 class Numbers(NamedTuple):
-    """What the header of a frame says about its producer."""
+    """The producer's fields in the header of a frame."""
 
     producer_id: int = 0
     producer_seq: int = 0
@@ -76,9 +76,9 @@ def unnumbered(checksum: int) -> Numbers:
 
 
 class Numbering:
-    """Numbers for frames that are the same whenever the same frames are made again under the same name, in their
-    order. Another frame in the same place has another number: it is never taken for the one that was there before.
-    Where a name stands for what is in the frames, their place is enough."""
+    """Numbers for frames that are the same whenever the same frames are made again under the same name, in their order.
+    Another frame in the same place has another number: it is never taken for the one that was there before. Where a
+    name stands for the contents of the frames, their place is enough."""
 
     def __init__(self, name: str, *, by_place: bool = False) -> None:
         self._name = name
@@ -122,7 +122,8 @@ class Encoder:
         self._frame_rows = frame_rows
 
     def frames(self, batch: pa.RecordBatch, numbers: Callable[[int], Numbers], now_us: int) -> Iterator[Addressed]:
-        """The frames of a batch, in the order of its rows within each lane. `numbers` is given a frame's checksum."""
+        """The frames of a batch, in the order of its rows within each lane. `numbers` is called with a frame's
+        checksum."""
         for begin in range(0, batch.num_rows, self._frame_rows):
             for topic, part in self._by_topic(batch.slice(begin, self._frame_rows)):
                 shards = self._shards_of(topic)
@@ -163,7 +164,7 @@ class Encoder:
             raise BadRequest(f"topic {topic} is ordered, with {shards} shards: every row needs a shard_key or a key")
         lanes = np.fromiter((crc32c(key) % shards for key in chosen.to_pylist()), np.int64, len(chosen))
         times = _times(batch)
-        # What is delayed goes in frames of its own: it must not take along what is not.
+        # Delayed messages go in frames of their own: they must not take others along.
         late = np.zeros(len(lanes), bool) if times is None else times != 0
         for lane in np.unique(lanes).tolist():
             for delayed in (False, True):

@@ -1,4 +1,8 @@
-"""Jobs over many messages: archive, replay, trace, report and reconcile. Each is a function over a Spark session.
+"""Jobs over many messages, each a function over a Spark session.
+
+archive/      write, verify, compact an archive       analysis/       trace, report, reconcile
+replay        messages sent again                     source          a broker or a folder to read
+session       the Spark session                       tasks           documents written by Spark's workers
 
 from towline.spark.jobs.archive.archive import archive
 from towline.spark.jobs.source import Source

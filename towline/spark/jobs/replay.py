@@ -5,9 +5,9 @@ Spark: its rows are kept as Parquet in the job's state first, in their order, an
 
 A replay has a name, and a folder for its state. The plan in it cuts the messages into *chunks*; a chunk's frames are
 the same whenever it is sent, and carry numbers made of the replay's name, the chunk and their place in it, by which the
-broker recognises what comes again. Chunks that are done are noted. So a replay that was cut short is started again
-under its name, and goes on. A broker remembers the last 100,000 frames; where more may have come meanwhile, `staged`
-makes each chunk visible all at once, and remembered for ever, at the price of writing it twice.
+broker recognises repeats. Chunks that are done are noted. So a replay that was cut short is started again under its
+name, and goes on. A broker remembers the last 100,000 frames; where more may have come meanwhile, `staged` makes each
+chunk visible all at once, and remembered for ever, at the price of writing it twice.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ REQUEST_BYTES: Final = 1 << 20
 FILTERED: Final = "filtered"
 COLUMNS: Final = ["lane", "seq", "key", "body", "headers", "appended_at", "shard_key"]
 SENT: Final = ("body", "key", "headers", "shard_key")
-"""What a new message is made of. The old one's times and its dedup id are not sent again."""
+"""The columns of a new message. The old one's times and its dedup id are not sent again."""
 _LANES: Final = pa.array(LANES)
 _MIDDLE: Final = pa.scalar("middle")
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """Which messages, and where to."""
+    """The messages to send, and their destination."""
 
     topics: list[str] | None = None
     window: Window = Window()
@@ -81,12 +81,13 @@ class Plan(msgspec.Struct):
     chosen: Chosen
     chunks: list[Chunk]
     members: list[str] = []
-    """The brokers of the cluster when it was planned, if it is one: what belongs to which follows from these."""
+    """The brokers of the cluster when it was planned, if it is one: the destination of each message follows from
+    these."""
     frame_rows: int = 0
     """Messages of a frame: frames must be the same however often, and at whatever rate, a chunk is sent."""
     digest: str = ""
-    """Of what is sent. It is part of the name by which brokers know the replay: another one under the same name, whose
-    state is elsewhere, is not taken for this one."""
+    """A digest of the messages. It is part of the name by which brokers know the replay: another one under the same
+    name, whose state is elsewhere, is not taken for this one."""
 
 
 class Replayed(msgspec.Struct):
@@ -116,9 +117,9 @@ def replay(
 ) -> Replayed:
     """Send an archive's messages again, to the broker behind `door`.
 
-    `job` names the replay and `state` is the folder for its state: with the same of both it goes on where it was.
-    `rate` bounds the messages a second, all tasks together. What was in order in a lane arrives in this order, unless
-    it may be `unordered`: then also the messages of one lane are sent by all tasks at once.
+    `job` names the replay and `state` is the folder for its state: with the same of both it continues. `rate` bounds
+    the messages a second, all tasks together. Messages that were in order in a lane arrive in this order, unless it may
+    be `unordered`: then also the messages of one lane are sent by all tasks at once.
     """
     if chosen.to_topic:
         check_topic(chosen.to_topic)
@@ -185,7 +186,7 @@ def _ranges(entries: Sequence[Entry]) -> list[Chunk]:
 def _filtered(
     spark: SparkSession, archive: Archive, entries: Sequence[Entry], own: ArchiveFolder, where: str
 ) -> list[Chunk]:
-    """Let Spark choose, and keep what it chose in order, by topic."""
+    """Let Spark choose the rows, and keep them in order, by topic."""
     from pyspark.errors import AnalysisException, ParseException
 
     urls = [archive.place.url(entry.path) for entry in entries]
@@ -219,7 +220,7 @@ def _runs(waiting: Sequence[Chunk], most: int) -> list[list[Chunk]]:
 
 
 def _files_of(chunk: Chunk, entries: Sequence[Entry]) -> list[Entry]:
-    """Where a chunk's messages are now: files may have been joined since the plan was made."""
+    """The present files of a chunk's messages: files may have been joined since the plan was made."""
     return [
         entry
         for entry in entries
@@ -228,7 +229,7 @@ def _files_of(chunk: Chunk, entries: Sequence[Entry]) -> list[Entry]:
 
 
 class _Work:
-    """What a task does with its chunks; it travels to the task."""
+    """The work of a task; it travels to the task."""
 
     def __init__(  # noqa: PLR0917 all of it says what to do
         self,
@@ -344,7 +345,7 @@ def _cut(batches: Iterator[pa.RecordBatch], chunk: Chunk) -> Iterator[pa.RecordB
 
 
 def _framed(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, cut at the same places however they came: `size` each, and the last one what is left."""
+    """The same rows, cut at the same places however they came: `size` each, and the last one the rest."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -372,7 +373,7 @@ def _groups_of(file: pq.ParquetFile, chunk: Chunk) -> list[int]:
 
 
 def _message(batch: pa.RecordBatch, by_lane: bool) -> pa.RecordBatch:
-    """The columns that a message is made of; with its priority, where lanes are mixed."""
+    """The columns of a message; with its priority, where lanes are mixed."""
     columns = {name: batch.column(name) for name in SENT}
     if by_lane:
         lane = batch.column("lane")

@@ -32,7 +32,7 @@ def session(
     name: str, master: str | None = None, settings: Mapping[str, str] | None = None, *, quiet: bool = False
 ) -> Iterator[SparkSession]:
     """A session for one job. Under `spark-submit` it is the submitted one; else `local[*]`, if no master is named. One
-    that is there already is used as it is, and left open. `quiet` keeps off the terminal what the JVM logs."""
+    that is there already is used as it is, and left open. `quiet` keeps the JVM's log off the terminal."""
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped,unused-ignore]
         from pyspark.errors import PySparkException
@@ -70,7 +70,7 @@ def session(
 
 
 def why_not(said: str, error: Exception, master: str | None) -> str:
-    """Why Spark does not start, in one line: by what the JVM logged, and by the error."""
+    """Why Spark does not start, in one line: by the JVM's log, and by the error."""
     if hasattr(error, "java_exception"):  # then Java is there
         if master and ("All masters are unresponsive" in said or "stopped SparkContext" in str(error)):
             return f"the master {master} cannot be reached; is it running?"
@@ -81,7 +81,7 @@ def why_not(said: str, error: Exception, master: str | None) -> str:
 
 @contextmanager
 def _stderr_to(fd: int) -> Iterator[None]:
-    """What is started meanwhile, the JVM, keeps its stderr there."""
+    """The JVM, which is started meanwhile, keeps its stderr there."""
     kept = os.dup(2)
     try:
         os.dup2(fd, 2)

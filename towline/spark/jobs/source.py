@@ -19,7 +19,7 @@ from towline.spark.sources import ReadSource, open_place, why_gap
 __all__ = ["Reading", "Source", "columns_of"]
 
 _REDUNDANT: Final = ("topic", "id", "priority", "shard", "attempt", "broker")
-"""The folder's name and the lane say these; attempts are in the events."""
+"""Columns that follow from the folder's name and the lane; attempts are in the events."""
 _OF_DEAD: Final = ("origin", "attempt", "reason", "died_at")
 _LANE: Final = [("seq", pa.int64()), ("appended_at", TIME)]
 MESSAGE_COLUMNS: Final = pa.schema([field for field in MESSAGES if field.name not in _REDUNDANT])
@@ -81,12 +81,12 @@ class Source(msgspec.Struct, frozen=True):
         return self.door.name
 
     def lanes(self) -> list[Lane]:
-        """What is there now."""
+        """The present streams."""
         with open_place(self.door) as place:
             return place.lanes(_All(self.topics))
 
     def cut(self, pieces: Sequence[tuple[Lane, int, int]]) -> list[Range]:
-        """Ranges of lanes that `lanes` gave, with where each begins, if that can be known."""
+        """Ranges of lanes that `lanes` returned, with the beginning of each, if that can be known."""
         with open_place(self.door) as place:
             place.lanes(_All(self.topics))
             return [
@@ -98,7 +98,7 @@ class Source(msgspec.Struct, frozen=True):
             ]
 
     def why_gap(self, lane: Lane) -> str:
-        """See `places.why_gap`."""
+        """See `sources.FolderSource.why_gap`."""
         with open_place(self.door) as place:
             place.lanes(_All(self.topics))
             return why_gap(place, lane)
@@ -108,7 +108,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Reading:
-    """One range, batch by batch; afterwards `lost` says what was passed over."""
+    """One range, batch by batch; afterwards `lost` has the skipped records."""
 
     def __init__(self, door: ReadSource, span: Range, skip_lost: bool) -> None:
         self._door, self._span, self._skip = door, span, skip_lost

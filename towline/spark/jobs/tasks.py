@@ -1,4 +1,4 @@
-"""Work in parallel on Spark, of which only descriptions cross the JVM: what tasks get and give are small documents."""
+"""Parallel work on Spark, of which only descriptions cross the JVM: tasks get and return small documents."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Done(msgspec.Struct):
 
 
 def in_tasks(spark: SparkSession, work: Callable[[T], R], pieces: Sequence[T], kind: Any, title: str) -> list[R]:
-    """`work(piece)` for each, one Spark task a piece, in any order. What `work` gives is of the type `kind`, and
-    msgspec knows how to send it; pieces are whatever Python can send to a task. Our own errors come back as such."""
+    """`work(piece)` for each, one Spark task a piece, in any order. The results of `work` are of the type `kind`, which
+    msgspec can encode; pieces are whatever Python can send to a task. Our own errors come back as such."""
     if not pieces:
         return []
     context = spark.sparkContext
     context.setJobDescription(title)
-    # Not mapInArrow, which wants pandas; what crosses the JVM is small either way.
+    # Not mapInArrow, which wants pandas; the data that crosses the JVM is small either way.
     from py4j.protocol import Py4JError  # type: ignore[import-untyped,unused-ignore]
     from pyspark.errors import PySparkException
 
@@ -52,7 +52,8 @@ def in_tasks(spark: SparkSession, work: Callable[[T], R], pieces: Sequence[T], k
 
 
 def _guarded(work: Callable[[Any], Any], piece: Any) -> bytes:
-    """What came out. An error that trying again may mend is Spark's to retry; one that it cannot is an answer."""
+    """The result or the error. An error that trying again may mend is Spark's to retry; one that it cannot is a
+    result."""
     try:
         return msgspec.msgpack.encode(_Done(work(piece)))
     except TowlineError as error:
@@ -62,7 +63,7 @@ def _guarded(work: Callable[[Any], Any], piece: Any) -> bytes:
 
 
 def last_word(error: Exception) -> str:
-    """What went wrong, out of a trace of two languages: the line that Python's own trace ends with."""
+    """The error in a trace of two languages: the line that Python's own trace ends with."""
     lines = str(error).splitlines()
     at = max((number for number, line in enumerate(lines) if line.startswith("Traceback")), default=-1)
     said = [line for line in lines[at + 1 :] if line and not line[0].isspace()]

@@ -11,8 +11,9 @@ A store is a folder:
     torn/     copies of torn tails that were cut
 
 docs/disk-format.md specifies it byte by byte. The formats are in `format/`; `write/` moves bytes to the disk (group
-commit, room, sealing) and `read/` brings them back; `recovery` opens a folder and tells what a crash has torn from what
-was damaged; `retention` says what may go; `offline/` looks into a folder without opening it; `store` joins them.
+commit, room, sealing) and `read/` brings them back; `recovery` opens a folder, and cuts a tail `torn` by a crash;
+`retention` chooses the segments to delete; `documents` are those of `config/`; `offline/` looks into a folder without
+opening it; `store` joins them, with its `settings` and `stats`.
 """
 
 from towline.store.log.settings import LogSettings

@@ -1,4 +1,4 @@
-"""Opening a log: what the indexes know is taken over, what they do not know is read again, a torn tail is cut.
+"""Recovery of a log: indexes are taken over, segments without one are read again, a torn tail is cut.
 
 Segments are gone through in order. One with a good index is not read. Of any other, every record is verified:
 
@@ -40,36 +40,36 @@ _SAID_MAX = 20
 
 
 class Recovered(NamedTuple):
-    """All that the folder held. `active` is the segment to go on in, if its end was not sealed."""
+    """The contents of the folder. `active` is the segment to continue in, if its end was not sealed."""
 
     streams: Streams
     sealed: list[Sealed]
     active: Segment | None
     known: dict[str, Known]
-    """What is remembered of all streams as of the end of the last sealed segment."""
+    """The numbering of all streams as of the end of the last sealed segment."""
     next_number: int
 
 
 class Scan(NamedTuple):
-    """What reading a segment brought to light."""
+    """The result of reading a segment."""
 
     good_end: int
-    """Where the torn tail begins, if there is one: behind the last unit that was written whole."""
+    """The beginning of the torn tail, if there is one: behind the last unit that was written whole."""
     content_end: int
     records: int
     damages: list[Damage]
     torn: list[tuple[Record, ...]]
-    """Units of which not all was written."""
+    """Units that were not written whole."""
     broken: list[Record]
     """Records whose frame was written whole, and damaged since."""
     swallowed: list[Swallowed]
     lowest: dict[str, int]
-    """The first number of each stream that was seen."""
+    """By stream, the lowest number."""
 
 
 def read_segment(segment: Segment, io: DiskIo, size: int, is_synced: Callable[[], bool] = lambda: False) -> Scan:
-    """Read all of a segment into its runs and trims. Torn units are in the runs until `drop` takes them out. Only if
-    something is wrong `is_synced` is asked whether all of the segment was on the disk once."""
+    """Read all of a segment into its runs and trims. Torn units are in the runs until `drop` takes them out.
+    `is_synced` is asked only if something is wrong: whether all of the segment was on the disk once."""
     scanner = Scanner(io, segment.fd, segment.number, size)
     damages: list[Damage] = []
     doubtful: list[tuple[Record, ...]] = []
@@ -128,7 +128,7 @@ def _judge(  # noqa: PLR0917 all of it is evidence
     doubtful: list[tuple[Record, ...]],
     synced: int,
 ) -> _Verdict:
-    """Tell what a crash has torn from what was damaged later."""
+    """Tell a crash's torn writes from later damage."""
     wrecks = [
         examine(
             *(io, segment.fd, segment.number, one.position, one.position + one.length),
@@ -142,7 +142,7 @@ def _judge(  # noqa: PLR0917 all of it is evidence
     ends = {wreck.end for wreck in wrecks} | {one.position + one.length for one in whole}
 
     def is_whole(part: tuple[Record, ...]) -> bool:
-        """But for damage: what is missing of the unit is in damaged bytes right before or behind it."""
+        """Whole but for damage: the missing part of the unit is in damaged bytes right before or behind it."""
         first, last = part[0], part[-1]
         return (
             (first.unit_index == 0 or first.position in ends)
@@ -156,7 +156,7 @@ def _judge(  # noqa: PLR0917 all of it is evidence
 
 
 def _end_of_written(good_end: int, damages: list[Damage], doubtful: list[tuple[Record, ...]], verdict: _Verdict) -> int:
-    """Behind the last good unit: how far what is there was written whole."""
+    """The end of the bytes behind the last good unit that were written whole."""
     things: list[tuple[int, Wreck | tuple[Record, ...], int]] = [
         (one.position, wreck, one.position + one.length) for one, wreck in zip(damages, verdict.wrecks, strict=True)
     ]
@@ -201,7 +201,8 @@ def _enter(segment: Segment, record: Record, lowest: dict[str, int]) -> None:
         lowest[record.stream] = record.base
     base, at_us = record.base, record.at_us
     while run and base < run[-4] + (run[-2] & _U32):
-        # Numbering went on after an earlier recovery that did not see the older record: the later one is the valid one.
+        # Numbering continued after an earlier recovery that did not see the older record: the later one is the valid
+        # one.
         del run[-ENTRY:]
     place, size = record.position << 32 | record.length, len(record.frame) << 32 | record.count
     run.frombytes(pack_entry(base, place, size, at_us))
@@ -226,7 +227,7 @@ def drop(segment: Segment, unit: tuple[Record, ...]) -> None:
 
 
 def void(segment: Segment, unit: tuple[Record, ...], io: DiskIo) -> None:
-    """Make the records of a dropped unit unknown for ever, because their numbers will be given again."""
+    """Make the records of a dropped unit unreadable for ever, because their numbers will be given again."""
     for record in unit:
         io.write_all(segment.fd, [VOID], record.position)
     io.fsync(segment.fd)
@@ -241,7 +242,7 @@ class _Recovery:
         self._sealed: list[Sealed] = []
         self._known: dict[str, Known] = {}
         self._latest: Directory | None = None
-        """The last good directory, not yet merged into `known`: each one tells all that those before it told."""
+        """The last good directory, not yet merged into `known`: each one includes all before it."""
         self._floors: dict[str, int] = {}
         """The numbers before which retention has deleted all."""
         self._floors_known = False
@@ -299,7 +300,7 @@ class _Recovery:
     # --- segment by segment -------------------------------------------------------------------------------------------
 
     def _checkpoint(self, number: int, directory: Directory | None, before_logs: bool) -> None:
-        """An index without its segment: retention deleted the segment and kept what it knew of the streams."""
+        """An index without its segment: retention deleted the segment and kept its numbering of the streams."""
         if directory is None:
             _log.warning("%s is damaged and its segment is gone", index_path(self._folder, number))
             return
@@ -312,7 +313,7 @@ class _Recovery:
             _log.warning("%s is missing", log_path(self._folder, number))
 
     def _segment(self, number: int, directory: Directory | None, is_last: bool, oldest: bool) -> Segment | None:
-        """Take a segment in; answers it if it is the one to go on in."""
+        """Take a segment in; returns it if it is the one to continue in."""
         path = log_path(self._folder, number)
         size = path.stat().st_size
         if oldest and (directory is not None or number == 1):
@@ -364,8 +365,8 @@ class _Recovery:
         if not cut and segment.used < size:
             # It was never sealed: give back the part that was not written.
             self._io.ftruncate(segment.fd, segment.used)
-        # A killed process may have left what it wrote in the page cache only. From now on it is delivered, and whoever
-        # sends it again is told that it is stored: so it must be.
+        # A killed process may have left its writes in the page cache only. From now on they are delivered, and a
+        # producer that sends one again is told that it is stored: so it must be.
         self._io.fsync(segment.fd)
         if cut and scan.content_end > scan.good_end:
             cut_tail(self._root, segment, scan.content_end, self._io)
@@ -425,7 +426,7 @@ class _Recovery:
         return False
 
     def _rebuild(self, segment: Segment, directory: Directory | None) -> None:
-        """Write the index of a segment that was read again; the numbering its old index knew is not forgotten."""
+        """Write the index of a segment that was read again; the numbering in its old index is not forgotten."""
         absorb(self._known, segment)
         if directory is not None:
             for name, first, _, end in directory.known():

@@ -15,7 +15,7 @@ __all__ = ["Verdict", "what_may_go"]
 
 
 class Verdict(NamedTuple):
-    """How many segments from the front may go, and what holds the next one back that should have gone."""
+    """The number of segments from the front that may go, and why the next one that should have gone may not."""
 
     segments: int
     held_back: str
@@ -49,8 +49,8 @@ async def what_may_go(
 
 
 async def _first_needed(streams: Streams) -> int:
-    """The first segment that holds a record which can still be read; all before it are trimmed as a whole. What is
-    appended meanwhile goes to later ones."""
+    """The first segment that holds a readable record; all before it are trimmed as a whole. Later appends go to later
+    ones."""
     lowest, part = _NONE, TimeSlice()
     for stream in list(streams.values()):
         lowest = min(lowest, _segment_of(stream, stream.first))

@@ -17,21 +17,21 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Every limit of a log store. The defaults suit a broker; tests make the segments small."""
 
     segment_bytes: int = 128 * MIB
-    """How much of the message log one file holds; a unit larger than this gets a file of its own size."""
+    """The size of a file of the message log; a unit larger than this gets a file of its own size."""
     min_free_bytes: int | None = None
     """No new segment is made if it would leave less than this free on the disk; None is an eighth of a segment."""
     queue_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB)] = 256 * MIB
-    """How many bytes may wait to be written before `append` refuses with `QueueFull`."""
+    """The bytes that may wait to be written before `append` refuses with `QueueFull`."""
     inline_bytes: Annotated[int, msgspec.Meta(ge=0)] = 512 * KIB
     """A group up to this size that needs no fsync is written by the event loop itself: a thread costs more."""
     group_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB)] = 16 * MIB
     """The writer thread takes no more than about this much at once, so that one fsync stays short."""
     open_segments: Annotated[int, msgspec.Meta(ge=4)] = 64
-    """How many sealed segments are kept open for reading."""
+    """Sealed segments that are kept open for reading."""
     index_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
-    """How much of the sealed segments' indexes is kept mapped."""
+    """The bytes of the sealed segments' indexes that are kept mapped."""
     read_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
-    """Threads that read what is not in the page cache."""
+    """Threads for reads that are not in the page cache."""
 
     def __post_init__(self) -> None:
         if not 64 * KIB <= self.segment_bytes <= 2 * GIB:
@@ -41,7 +41,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reserve_bytes(self) -> int:
-        """What is kept for control records when no further segment can be made."""
+        """The bytes that are kept for control records when no further segment can be made."""
         return min(self.segment_bytes // 4, 16 * MIB)
 
     @property

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 async def _insist(attempt: Callable[[], Awaitable[T]]) -> T:
-    """What the disk does not bring in this moment it may bring in the next. Nobody else waits for it."""
+    """A read that fails in this moment may succeed in the next. Nobody else waits for it."""
     for pause_s in _PAUSES_S:
         try:
             return await attempt()
@@ -101,7 +101,7 @@ class LogStore:
         return store
 
     def _open_end(self, recovered: Recovered) -> Segment:
-        """The segment to go on in, with its blocks allocated as far as the disk allows."""
+        """The segment to continue in, with its blocks allocated as far as the disk allows."""
         active = recovered.active
         try:
             if active is None:
@@ -130,7 +130,7 @@ class LogStore:
 
     def _begin(self, recovered: Recovered, active: Segment) -> None:
         self._streams = recovered.streams
-        self._shelf = SealedSegments(
+        self._sealed = SealedSegments(
             self._folder,
             recovered.streams,
             recovered.sealed,
@@ -138,11 +138,11 @@ class LogStore:
             executor=self._clerk,
             settings=self._settings,
         )
-        self._shelf.files.adopt(active)
-        self._reader = StreamReader(self._shelf.files, self._shelf.entries, self._io, self.stats, self._readers)
+        self._sealed.files.adopt(active)
+        self._reader = StreamReader(self._sealed.files, self._sealed.entries, self._io, self.stats, self._readers)
         self._keys = KeyBuilder(self._folder, REAL)
         self._search = KeySearch(
-            self._shelf.files, self._shelf.entries, self._io, executor=self._readers, builder=self._keys
+            self._sealed.files, self._sealed.entries, self._io, executor=self._readers, builder=self._keys
         )
         stamps = [Era(one.number, one.first_at_us, one.last_at_us) for one in recovered.sealed]
         stamps.append(Era(active.number, active.first_at_us, active.last_at_us))
@@ -176,8 +176,8 @@ class LogStore:
         )
         for stream in self._streams.values():
             first, stream.first = stream.first, 0
-            stream.size_bytes = stream.bytes_until(stream.end, self._shelf.entries)
-            stream.raise_first(first, self._shelf.entries)
+            stream.size_bytes = stream.bytes_until(stream.end, self._sealed.entries)
+            stream.raise_first(first, self._sealed.entries)
 
     @property
     def failure(self) -> StoreFailed | None:
@@ -197,8 +197,8 @@ class LogStore:
         return self.free_bytes() < self._settings.free_floor_bytes + self._settings.segment_bytes
 
     async def end(self) -> tuple[int, int]:
-        """The segment and the position in it where the log ends now. All before it is on the disk, and the segments
-        before it are sealed."""
+        """The segment and the position of the end of the log. All before it is on the disk, and the segments before it
+        are sealed."""
         segment, position = self._tail.active, self._tail.position
         await self.append([], Durability.FSYNC).done
         await self._sealer.drain()
@@ -253,8 +253,8 @@ class LogStore:
         self._eras.begin(self._tail.active.number, now_us, str(self._folder))
 
     def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, int, Append]]]:
-        """The bytes that a unit takes, whether all of it is control records, and the streams it goes to, with what each
-        frame takes there."""
+        """The bytes that a unit takes, whether all of it is control records, and its streams, with the length of each
+        frame's record."""
         streams = self._streams
         if len(unit) == 1:
             known = streams.get(unit[0].stream) or streams.new(unit[0].stream)
@@ -281,7 +281,7 @@ class LogStore:
         return position if number == segment.number else 0
 
     def _publish(self, units: Sequence[Unit]) -> None:
-        """The units are written: from now on they can be read."""
+        """The units are written: from now on they are readable."""
         for unit in units:
             segment = unit.segment
             if segment is not self._publishing:
@@ -306,11 +306,11 @@ class LogStore:
         self._writer.poison(error, place)
 
     def _note_sealed(self, segment: Segment, runs: list[Run]) -> None:
-        self._shelf.add(segment, runs)
+        self._sealed.add(segment, runs)
         self._keys.build_soon(segment.number)
 
     def _note_roll(self) -> None:
-        self._shelf.files.adopt(self._tail.active)
+        self._sealed.files.adopt(self._tail.active)
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class LogStore:
 
     def _first_at(self, found: Stream, time_us: int) -> int:
         times = self.times
-        for segment, entries in found.runs_since(self._shelf.first_since(time_us, times), self._shelf.entries):
+        for segment, entries in found.runs_since(self._sealed.first_since(time_us, times), self._sealed.entries):
             index = first_at(segment, entries, time_us, times)
             if index < len(entries) // ENTRY:
                 return max(entries[ENTRY * index], found.first)
@@ -367,7 +367,7 @@ class LogStore:
             raise self._writer.refusal()
         found = self._streams.get(stream)
         before = 0 if found is None else max(min(before, found.next), found.first)
-        # What is on its way to it keeps it.
+        # A frame that is being written keeps the stream.
         forget = forget and found is not None and before == found.end == found.next and bool(kind_of(stream))
         if found is None or (before <= found.first and not forget):
             return
@@ -378,12 +378,12 @@ class LogStore:
         unit = Unit(segment, position, found.head_length, Durability.FSYNC, self._loop.create_future())
         unit.add_trim(found, before, self._eras.stamp(now_us), self._synced_in(segment), forget=forget)
         if forget:
-            # Now, not when it is durable: whatever is appended from here on comes behind it in the log.
+            # Now, not when it is durable: a later append comes behind it in the log.
             self._streams.forget(found)
 
         def note_done(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is None:
-                found.raise_first(before, self._shelf.entries)
+                found.raise_first(before, self._sealed.entries)
 
         unit.done.add_done_callback(note_done)
         self._writer.submit(unit)
@@ -401,7 +401,7 @@ class LogStore:
         while True:
             verdict = await what_may_go(
                 self._streams,
-                list(self._shelf.sealed),
+                list(self._sealed.sealed),
                 active_bytes=self._tail.position,
                 times=self.times,
                 max_age_us=max_age_us,
@@ -410,7 +410,7 @@ class LogStore:
             )
             if not verdict.segments:
                 break
-            freed += await self._shelf.delete(verdict.segments)
+            freed += await self._sealed.delete(verdict.segments)
         self._tail.retry()
         return Trimmed(freed, verdict.held_back, verdict.holders, verdict.surplus_bytes)
 
@@ -419,7 +419,7 @@ class LogStore:
         active = self._tail.active
         times = self.times
         if active.last_at_us > times.now_us and self._eras.breaks(times.now_us) and self._writer.failure is None:
-            # Nothing follows what was stamped ahead of the clock: it must not wait for that.
+            # Nothing follows a stamp ahead of the clock: it must not wait for that.
             self._begin_era(times.now_us)
             await self.append([], Durability.OS).done  # the first in the next segment has this one sealed
             await self._sealer.drain()
@@ -465,7 +465,7 @@ class LogStore:
             try:
                 await asyncio.to_thread(self._let_go)
             finally:
-                self._shelf.close()
+                self._sealed.close()
                 self._lock.release()
 
     def _let_go(self) -> None:

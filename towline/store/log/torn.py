@@ -1,4 +1,4 @@
-"""Cutting a torn tail: what stands behind the last whole unit, because a write was cut short."""
+"""Cutting a torn tail: the bytes behind the last whole unit, because a write was cut short."""
 
 from __future__ import annotations
 

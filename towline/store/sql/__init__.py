@@ -2,14 +2,12 @@
 
 | module      | holds |
 |-------------|-------|
-| `settings`  | the URL, limits and times |
-| `tables`    | every table, as SQLAlchemy Core; `schema` makes and upgrades them |
-| `database`  | connections; `faults` what their errors mean; `checks` what is warned of at the start |
-| `ownership` | realms, leases, epochs: who may write; `roster` who is there |
-| `rows`      | frames as rows and back; `describe` what people read beside them; `encoding` rows as bytes |
-| `projection` | documents as tables: topics, groups, progress; the view of statuses |
-| `job`, `writer` | what waits for a transaction, and the turns; `transaction` what one is made of; `making` tables |
-| `cache`, `reading`, `trimming` | the way out, and the end |
+| `settings`  | the URL, limits and times; `open` opens the store of a URL |
+| `schema/`   | every table, as SQLAlchemy Core; made and upgraded; checks of the server |
+| `database`  | connections; `errors` what theirs mean, `timeout` limits of time |
+| `ownership` | realms, leases, epochs: the fence of every write; `roster` the brokers at present |
+| `write/`    | jobs, transactions, rows, tables for people; `describe` what these show |
+| `read/`     | recent frames, ranges |
 | `store`     | the SPI on top of all that |
 | `shared`    | documents that all brokers on a database change |
 """

@@ -54,7 +54,7 @@ _COMPILED_MAX: Final = 10_000
 
 
 def _compiled(statement: ClauseElement) -> _Compiled:
-    """The text of a statement, worked out once for each. The statement is kept too, so that its id stays its own."""
+    """The text of a statement, compiled once. The statement is kept too, so that its id stays its own."""
     known = _COMPILED.get(id(statement))
     if known is None:
         made = statement.compile(dialect=_DIALECT)
@@ -68,7 +68,7 @@ def _compiled(statement: ClauseElement) -> _Compiled:
 
 
 class Command(NamedTuple):
-    """Something to be sent, and how it begins."""
+    """A statement in the form in which it is sent, and its first bytes."""
 
     code: int
     payload: bytes
@@ -81,7 +81,7 @@ class Connection:
         self._raw = raw
         self._answer_s = answer_s
         self._prepared: OrderedDict[str, Any] = OrderedDict()
-        """Statements by how they begin; the one that was used last comes last."""
+        """Statements by their first bytes; the one that was used last comes last."""
         self._retired: list[Any] = []
         """Statements that are closed when the transaction ends: its commands may name them."""
         self.encoding: Encoding = TEXT
@@ -91,18 +91,18 @@ class Connection:
         self.host = host
 
     async def send(self, text: str | bytes) -> int:
-        """Run a statement as it stands; the number of rows it met."""
+        """Run a statement as it stands; returns the number of rows it met."""
         async with within(self._answer_s):
             return int(await self._raw.query(text))
 
     async def run(self, statement: ClauseElement, *, patience_s: float | None = None, **values: Any) -> int:
-        """Run a statement; the number of rows it met."""
+        """Run a statement; returns the number of rows it met."""
         async with within(self._answer_s if patience_s is None else patience_s):
             return int(await self._cursor_run(self._raw.cursor(), statement, values))
 
     async def insertion(self, where: Into, runs: Sequence[bytes]) -> Command:
-        """The command that inserts these rows. MariaDB takes them in binary, for half of what it costs to read them
-        from text; its statement is prepared once for each connection."""
+        """The command that inserts these rows. MariaDB takes them in binary, for half of the cost of reading them from
+        text; its statement is prepared once for each connection."""
         if self.encoding is TEXT:
             return Command(COM_QUERY, where.head.encode() + self.encoding.separator.join(runs))
         statement = self._prepared.get(where.head)
@@ -130,15 +130,15 @@ class Connection:
         return Command(COM_QUERY, made.encode("utf-8", "surrogateescape"))
 
     async def exchange(self, commands: Sequence[Command]) -> list[int]:
-        """Run commands one after the other; how many rows each met. To MariaDB they go all at once, so that it need not
-        wait for us between them: none of them may depend on what another one answers. After an error those behind it
-        may have been run as well, in a transaction that must not be committed: drop the connection."""
+        """Run commands one after the other; returns how many rows each met. To MariaDB they go all at once, so that it
+        need not wait for us between them: none of them may depend on the answer of another. After an error those behind
+        it may have been run as well, in a transaction that must not be committed: drop the connection."""
         raw, met = self._raw, []
         longest = max((len(command.payload) for command in commands), default=0) + 1
         if longest > self.packet_bytes:
-            # The server would break the connection while it is being sent, which says nothing of the reason.
+            # The server would break the connection while it is being sent, without a reason.
             raise OperationalError(PACKET, f"a command of {longest} bytes, {self.packet_bytes} may be sent")
-        if self.encoding is TEXT:  # others may not expect it, nor what stands between them and us
+        if self.encoding is TEXT:  # others may not expect it, nor the proxies between
             for code, payload in commands:
                 async with within(self._answer_s):
                     await raw._execute_command(code, payload)
@@ -189,14 +189,14 @@ class Connection:
         self.drop()
 
     def drop(self) -> None:
-        """Let go of it without a word: its server may not answer any more."""
+        """Close it without a word: its server may not answer any more."""
         with contextlib.suppress(Exception):
             self._raw.close()
 
 
 async def _log_in(raw: Any) -> None:
     """MySQL's own kind of password (`caching_sha2_password`) must be encrypted, unless the server has it in its memory:
-    by TLS, or else with a key that the server tells, for which the driver wants another package."""
+    by TLS, or else with a key from the server, for which the driver wants another package."""
     try:
         await raw.connect()
     except RuntimeError as error:
@@ -206,8 +206,8 @@ async def _log_in(raw: Any) -> None:
 
 
 class Database:
-    """A database on one or more hosts. The host in use stays in use until it fails, so that what was written can be
-    read; then it is the next one's turn."""
+    """A database on one or more hosts. The host in use stays in use until it fails, so that writes can be read; then it
+    is the next one's turn."""
 
     def __init__(self, settings: SqlSettings) -> None:
         self.settings = settings
@@ -217,9 +217,9 @@ class Database:
         self.tidb = False
         self.version = ""
         self.trouble: TowlineError | None = None
-        """Why it could not be read when it was last tried."""
+        """The error of the last read, if it failed."""
         self.encoding: Encoding = TEXT
-        """How rows go to this database; known from the first connection on."""
+        """The encoding of rows for this database; known from the first connection on."""
         self._tls = settings.tls()
         self._host = 0
         self._idle: list[Connection] = []
@@ -227,7 +227,7 @@ class Database:
         self._closed = False
 
     async def connect(self) -> Connection:
-        """A connection to the host in use, or to the next one that answers. Raises what the last one said."""
+        """A connection to the host in use, or to the next one that answers. Raises the error of the last one."""
         problem: BaseException = ConnectionError("no host")
         for _ in self.settings.hosts:
             index = self._host
@@ -366,7 +366,7 @@ class Database:
             self._idle.append(connection)
 
     async def reading(self, what: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do something that may be done again: on another connection when one fails, until the patience ends."""
+        """Run a function that may be repeated: on another connection when one fails, until the patience ends."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.wait_s
         while True:

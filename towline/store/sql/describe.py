@@ -1,6 +1,6 @@
 """Readable columns beside a frame: the events of a pull log, and the contents of a frame of the schedule.
 
-The store knows nothing of delivery. It shows records as what they are on the outside: MessagePack, in JSON.
+The store knows nothing of delivery. It shows records as MessagePack, in JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _shown(record: bytes) -> Any:
 
 
 def _parcels(frame: Frame) -> Row:
-    """Parcels are arrays: topic, lane, slot, first and last time, first id, number of messages, and more."""
+    """Records of the schedule are arrays: topic, lane, slot, first and last time, first id, number of messages, and
+    more."""
     shown: list[dict[str, Any]] = []
     due: list[int] = []
     for record in frame.bodies():

@@ -82,7 +82,7 @@ _TOO_LARGE: Final = {
 DENIED: Final = {1142, 1143, 1227, 1370, 8121}
 """The user lacks a right."""
 NOT_ENCRYPTED: Final = 2061
-"""Drivers say so of a password that the server wants over an encrypted connection only."""
+"""Drivers report this for a password that the server wants over an encrypted connection only."""
 _ENCRYPTED_ONLY: Final = {NOT_ENCRYPTED, 3159}
 _LOGIN: Final = {1044, 1045, 1049, 1129, 1130, 1251, 1698, 1820, 1862, 3118, 3955, 4151, *_ENCRYPTED_ONLY}
 
@@ -93,7 +93,7 @@ class Fault(enum.Enum):
     AGAIN = "again"
     """The transaction was rolled back: do it again."""
     ELSEWHERE = "elsewhere"
-    """The connection is of no more use, and what became of its transaction is not known."""
+    """The connection is of no more use, and the outcome of its transaction is not known."""
     FULL = "full"
     """The database has no room; it may have again later."""
     LOGIN = "login"
@@ -101,7 +101,7 @@ class Fault(enum.Enum):
     DENIED = "denied"
     """The user lacks a right; it may be granted later."""
     TOO_LARGE = "too large"
-    """One of the rows is: what it belongs to is refused, and the rest done again."""
+    """One of the rows is: its job is refused, and the rest done again."""
     FINAL = "final"
     """Trying again would not help."""
 
@@ -133,7 +133,7 @@ def classify(error: BaseException) -> Fault:
 
 
 def missing_right(error: BaseException) -> str:
-    """The right that an error says is missing, as in GRANT; empty if it does not say."""
+    """The privilege that an error names as missing, as in GRANT; empty if it names none."""
     found = _DENIED_SAYS.match(str(error.args[1])) if code_of(error) in DENIED and len(error.args) > 1 else None
     return (found[1] or found[2]).upper() if found is not None else ""
 

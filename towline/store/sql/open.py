@@ -1,4 +1,4 @@
-"""From settings to an open store, for a broker that is alone on its database."""
+"""Opening the store of a broker that is alone on its database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BEAT_S: Final = 10.0
 
 
 async def prepare_database(settings: SqlSettings, *, max_frame_bytes: int = 0) -> Database:
-    """Connect, look at the server's settings and our rights, and make the tables that are missing."""
+    """Connect, check the server's settings and our privileges, and make the tables that are missing."""
     database = Database(settings)
     try:
         connection = await database.connect()
@@ -70,7 +70,7 @@ class _OwnStore(SqlStore):
 async def open_sql(
     settings: SqlSettings, *, owner: str, address: str = "", max_frame_bytes: int = 0, clock: Clock = SYSTEM
 ) -> SqlStore:
-    """Open the realm `main`. A broker that was killed just now keeps it until its lease ends: that is waited for."""
+    """Open the realm `main`. A broker that was killed just now keeps it until its lease ends: this waits for that."""
     database = await prepare_database(settings, max_frame_bytes=max_frame_bytes)
     try:
         lease = await Ownership(database, owner, address).wait_for(MAIN, 2 * settings.lease_s)

@@ -55,7 +55,7 @@ _ASK_S: Final = 0.1
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A realm that was acquired. It says what to write, not that it still holds: only the database knows."""
+    """A realm that was acquired. It holds what to write, not that it still is ours: only the database knows."""
 
     realm: str
     realm_id: int
@@ -65,7 +65,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Holder(NamedTuple):
-    """A realm, and who has it. `left_s` is how long still, by the database's clock: free if it is not above 0."""
+    """A realm and its owner. `left_s` is the rest of the lease, by the database's clock: free if it is not above 0."""
 
     realm: str
     owner: str
@@ -178,8 +178,8 @@ class Ownership:
         return Lease(realm, realm_id, self._owner, epoch + 1, lease_s)
 
     async def release(self, lease: Lease, heir: str = "") -> None:
-        """Let go of a realm: it is free at once, for `heir` alone during the next second if one is named. Nothing
-        happens if the lease was lost already."""
+        """Release a realm: it is free at once, for `heir` alone during the next second if one is named. Nothing happens
+        if the lease was lost already."""
         await release(self._database, lease, heir)
 
 

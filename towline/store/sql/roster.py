@@ -7,7 +7,7 @@
 
     await roster.beat_all([Entry("consumer", …), …])                                   # many in one statement
 
-Nothing is decided by it: who owns what is `ownership`'s business.
+Nothing is decided by it: owners are the business of `ownership`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ AT_ONCE: Final = 500
 
 
 class Entry(NamedTuple):
-    """Somebody who is there."""
+    """A broker or consumer that is present."""
 
     kind: str
     name: str

@@ -24,7 +24,7 @@ class SqlSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Every limit of a SQL store. The defaults suit a broker."""
 
     hosts: tuple[tuple[str, int], ...]
-    """Where the database is; with several (the nodes of a Galera cluster) one is used, the next when it fails."""
+    """The hosts of the database; with several (the nodes of a Galera cluster) one is used, the next when it fails."""
     database: str
     user: str = "root"
     password: str = ""
@@ -33,23 +33,23 @@ class SqlSettings(msgspec.Struct, frozen=True, kw_only=True):
     readers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     """Connections that read; there is one more that writes."""
     queue_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB)] = 256 * MIB
-    """How many bytes may wait to be written before `append` refuses with `QueueFull`."""
+    """The bytes that may wait to be written before `append` refuses with `QueueFull`."""
     group_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB)] = 8 * MIB
-    """About how much is written in one transaction …"""
+    """About the size of one transaction …"""
     group_rows: Annotated[int, msgspec.Meta(ge=1)] = 20_000
-    """… and how many messages: it must end long before the lease does."""
+    """… and its number of messages: it must end long before the lease does."""
     statement_bytes: Annotated[int, msgspec.Meta(ge=4 * KIB)] = MIB
-    """About how long an INSERT of many rows is."""
+    """About the length of an INSERT of many rows."""
     cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
-    """How much of what was written or read last is kept in memory."""
+    """The size of the cache of recent frames."""
     ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 * MIB
-    """How much is read at once from a lane that is far behind."""
+    """The bytes that are read at once from a lane that is far behind."""
     wait_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """Producers wait this long for a database that does not answer; then new ones get an error they may retry."""
     answer_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """A statement that takes longer than this is taken for lost, with its connection."""
+    """A statement that takes longer than this counts as lost, with its connection."""
     lease_s: Annotated[float, msgspec.Meta(ge=0.2, le=60)] = 2.0
-    """What a broker owns is free for others when it was not heard of for this long, by the database's clock."""
+    """A broker's realms are free for others when it was not heard of for this long, by the database's clock."""
 
     def __post_init__(self) -> None:
         if not self.hosts:

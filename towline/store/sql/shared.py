@@ -1,8 +1,8 @@
 """Documents that all brokers on a database share: read by any, replaced by any, never by two at once.
 
-They lie beside the documents of the realm `main`, where a broker that is alone keeps its own, so that what was made
-before brokers were joined counts on, and the other way round. No lease protects them: a document is replaced only if it
-is still the one that was read before, and `Overtaken` tells whoever came too late to read it again.
+They lie beside the documents of the realm `main`, where a broker that is alone keeps its own, so that documents from
+before brokers were joined count on, and the other way round. No lease protects them: a document is replaced only if it
+is still the one that was read before, and `Overtaken` tells a late writer to read it again.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ log = logging.getLogger("towline.store")
 _UNIT_FRAMES_MAX: Final = 65_535
 _PACKET_SPARE: Final = 64 << 10
 LETTER_ROOM: Final = 16 << 10
-"""What the largest message that is taken leaves for what is added when it dies: why, where it was, how often it was
-tried."""
+"""Room beside the largest message for the headers of its dead letter."""
 _CLOSE_S: Final = 15.0
 _DOCUMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
 
@@ -121,7 +120,7 @@ class SqlStore:
         return self._row_max // 2 - LETTER_ROOM
 
     def figures(self) -> dict[str, int]:
-        """What was done so far."""
+        """Figures since the start."""
         return {
             "transactions": self._writer.transactions,
             "begun_ahead": self._writer.ahead,
@@ -193,7 +192,7 @@ class SqlStore:
             raise writer.trouble
 
     def _publish(self, jobs: Sequence[Job]) -> None:
-        """They are committed: from now on they can be read."""
+        """They are committed: from now on they are readable."""
         for job in jobs:
             for stream, chunk in job.entries:
                 if not stream.shown:
@@ -256,12 +255,12 @@ class SqlStore:
             found = self._streams.get(stream)
             before = 0 if found is None else max(min(before, found.end), found.first)
             everything = found is not None and before == found.end == found.next
-            # What is on its way to it keeps it.
+            # A frame that is being written keeps the stream.
             forget = forget and everything and bool(kind_of(stream))
             if found is None or (before <= found.first and not forget):
                 return
             if forget:
-                # Now, not when it is committed: whatever is appended from here on comes behind it.
+                # Now, not when it is committed: a later append comes behind it.
                 floor = self._streams.forget(found)
                 await self._trim([Trim(found, before, found.size_bytes, forgets=True), Trim(floor, floor.end, 0)])
                 return
@@ -272,7 +271,7 @@ class SqlStore:
         self._check_writable()
         async with self._trimming:
             if self._eras.is_ahead(self._clock.now_us()):
-                # What is old is to go though nothing follows it.
+                # An old frame is to go though nothing follows it.
                 job = Job(self._loop.create_future())
                 self._begin_era(job, self._clock.now_us())
                 await self._submit(job)
@@ -323,7 +322,7 @@ class SqlStore:
     # --- close --------------------------------------------------------------------------------------------------------
 
     async def close(self, heir: str = "") -> None:
-        """Write all that waits, and let go of the realm: for `heir`, if one is named."""
+        """Write all waiting jobs, and release the realm: for `heir`, if one is named."""
         if self._closed:
             return
         self._closed = True

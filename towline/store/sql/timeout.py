@@ -10,7 +10,7 @@ __all__ = ["within"]
 
 class within:  # noqa: N801 - read as a word: async with within(2.0)
     """As `asyncio.timeout`; and where the driver has taken a cancellation for an error of the connection, or swallowed
-    it, it is a cancellation again: whoever cancels a task and waits for its end must not wait for ever."""
+    it, it is a cancellation again: a task that is cancelled must end."""
 
     __slots__ = ("_cancelling", "_task", "_timeout")
 

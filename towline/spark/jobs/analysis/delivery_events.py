@@ -1,4 +1,5 @@
-"""The delivery events in an archive, ready for `lives`: those of one group, or of a stretch of one of its lanes."""
+"""The delivery events in an archive, ready for `message_outcomes`: those of one group, or of a stretch of one of its
+lanes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _KINDS: Final = pa.array([kind.lower() for kind in KINDS])
 
 
 class LaneFacts(msgspec.Struct):
-    """Of one lane of a group; see `lives.Moves`."""
+    """Facts of one lane of a group; see `message_outcomes.Moves`."""
 
     started: int = -1
     position: int = 0
@@ -37,7 +38,7 @@ class LaneFacts(msgspec.Struct):
 
 
 class Facts(msgspec.Struct):
-    """What is known of a group as a whole."""
+    """Facts of a group as a whole."""
 
     topic: str
     group: str
@@ -53,7 +54,7 @@ class Facts(msgspec.Struct):
 
 
 class Told(NamedTuple):
-    """The events of a stretch, and the words behind the numbers in them."""
+    """The events of a stretch, and the texts behind the numbers in them."""
 
     events: Events
     consumers: pa.Array
@@ -61,7 +62,7 @@ class Told(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group at one broker, and the files that tell of it."""
+    """A group at one broker, and the files of its events."""
 
     topic: str
     group: str
@@ -87,7 +88,8 @@ def facts_of(place: ArchiveFolder, of: Group) -> Facts:
 
 
 def _in_order(told: pa.Table) -> Iterator[dict[str, Any]]:
-    """The events that say where a group stands. Between two that move it only the furthest pull of a lane counts."""
+    """The events that change the position of a group. Between two that move it only the furthest pull of a lane
+    counts."""
     moving = pc.is_in(told.column("event"), pa.array(["started", "moved"]))
     epoch = pa.array(np.cumsum(moving.to_numpy(zero_copy_only=False)))
     told = told.append_column("epoch", epoch)
@@ -116,7 +118,7 @@ def _note(lane: LaneFacts, row: dict[str, Any]) -> None:
 
 
 def stretch_of(place: ArchiveFolder, facts: Facts, lane: str, low: int, high: int) -> Told:
-    """The events that speak of messages `low` to `high` of a lane."""
+    """The events about messages `low` to `high` of a lane."""
     longest = facts.lane(lane).longest
     tables = []
     for table in _tables(place, facts.events, COLUMNS, (lane, low - longest, high)):
@@ -150,7 +152,7 @@ def _numbers(column: Any) -> Any:
 
 
 def _numbered(column: pa.ChunkedArray) -> tuple[pa.Array, Any]:
-    """Different texts, and for each row which one it is; -1 is none."""
+    """The distinct texts, and for each row the number of its text; -1 is none."""
     coded = column.combine_chunks().dictionary_encode()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.combine_chunks() if coded.num_chunks != 1 else coded.chunk(0)
@@ -160,7 +162,7 @@ def _numbered(column: pa.ChunkedArray) -> tuple[pa.Array, Any]:
 def _tables(
     place: ArchiveFolder, entries: Sequence[Entry], columns: list[str], near: tuple[str, int, int] | None = None
 ) -> Iterator[pa.Table]:
-    """The events of these files, a row group at a time; only those that may speak of a stretch of a lane."""
+    """The events of these files, a row group at a time; only those that may concern a stretch of a lane."""
     for entry in entries:
         with place.open(entry.path) as opened:
             file = pq.ParquetFile(opened)

@@ -1,6 +1,6 @@
 """Outcomes of messages in a group, from its delivery events: by ranges, without a step for each message.
 
-Events speak of ranges, so all messages between two neighbouring bounds of ranges have the same life. `lives` cuts a
+Events are about ranges, so all messages between two neighbouring bounds of ranges have the same outcome. `lives` cuts a
 lane at these bounds, lays each event over the pieces it covers, and reduces each piece to one row: all of it with whole
 columns. A million messages that were pulled by the hundred and acked at once are ten thousand pieces; acked one by one
 they are a million.
@@ -18,20 +18,20 @@ __all__ = ["KINDS", "STATUSES", "Events", "MessageOutcomes", "Moves", "lives", "
 Ints = npt.NDArray[np.int64]
 
 KINDS: Final = ("Pulled", "Acked", "Failed", "GaveUp", "Returned", "Released", "Buried", "Skipped", "Overrun")
-"""The events that name the messages they move; a kind's number is its place here."""
+"""The events that name the messages they move; a kind's number is its index here."""
 PULLED, ACKED, FAILED, GAVE_UP, RETURNED, RELEASED, BURIED, SKIPPED, OVERRUN = range(len(KINDS))
 
 STATUSES: Final = ("NEW", "RUNNING", "SUCCESS", "FAIL", "DEAD", "GONE", "BEFORE", "UNKNOWN")
 """As `towline trace` has them. BEFORE: the group began behind it, it is not for the group. UNKNOWN: it was delivered,
-but the events that say how were dropped."""
+but the events about its outcome were dropped."""
 NEW, RUNNING, SUCCESS, FAIL, DEAD, GONE, BEFORE, UNKNOWN = range(len(STATUSES))
 _AFTER: Final = np.array([RUNNING, SUCCESS, FAIL, FAIL, FAIL, FAIL, DEAD, GONE, GONE], np.int64)
-"""The status after each kind of event; what was given back in its first delivery is NEW again."""
+"""The status after each kind of event; a message that was given back in its first delivery is NEW again."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
 class Events(NamedTuple):
-    """The events of one lane of a group in their order, one row for each range that one names."""
+    """The events of one lane of a group in their order, one row for each range."""
 
     kind: Ints
     first: Ints
@@ -40,24 +40,24 @@ class Events(NamedTuple):
     order: Ints
     """The number of the event in its log."""
     consumer: Ints
-    """Of Pulled: a number for who pulled; -1 elsewhere."""
+    """Of Pulled: the number of the consumer; -1 elsewhere."""
     reason: Ints
-    """Of failures: a number for why; -1 elsewhere."""
+    """Of failures: the number of the reason; -1 elsewhere."""
     attempt: Ints
-    """Which delivery it speaks of: 1 is the first."""
+    """The delivery that it is about: 1 is the first."""
 
 
 class Moves(NamedTuple):
-    """What is known of a lane as a whole."""
+    """Facts of a lane as a whole."""
 
     started: int
     """The group began here; -1 if that was dropped."""
     position: int
-    """The next message that it has not been given."""
+    """The next message that it was not given."""
     moved_at: Ints
     """The numbers of the events by which it was moved …"""
     moved_to: Ints
-    """… and where to."""
+    """… and the new positions."""
 
 
 class MessageOutcomes(NamedTuple):
@@ -74,17 +74,17 @@ class MessageOutcomes(NamedTuple):
     settled_us: Ints
     """When it was acked, buried, or lost."""
     consumer: Ints
-    """Who was given it last."""
+    """The last consumer."""
     reason: Ints
-    """Why it failed last."""
+    """The reason of the last failure."""
 
     def at(self, seqs: Ints) -> Ints:
-        """Which piece each of these messages is in."""
+        """The piece of each of these messages."""
         return np.searchsorted(self.end, seqs, side="right")
 
 
 def lives(events: Events, moves: Moves, low: int, high: int) -> MessageOutcomes:
-    """The lives of messages `low` up to `high` of a lane."""
+    """The outcomes of messages `low` up to `high` of a lane."""
     chosen = (events.end > low) & (events.first < high)
     kind, first, end, at_us, order, consumer, reason, attempt = (column[chosen] for column in events)
     first, end = np.maximum(first, low), np.minimum(end, high)
@@ -154,8 +154,8 @@ def _apply_moves(found: MessageOutcomes, moves: Moves, last_order: Ints) -> None
 
 
 def override(found: MessageOutcomes, copies: MessageOutcomes, index: Ints, piece: Ints) -> MessageOutcomes:
-    """The lives of single messages (`index` into `found`), where a dead one was sent again: its copy (`piece` of
-    `copies`, -1 where there is none) says what became of it."""
+    """The outcomes of single messages (`index` into `found`) whose dead letter was sent again: that of the copy
+    (`piece` of `copies`, -1 where there is none)."""
     picked = MessageOutcomes(*(column[index] for column in found))
     sent_again = (piece >= 0) & (picked.status == DEAD)
     at = np.where(sent_again, piece, 0)

@@ -1,4 +1,4 @@
-"""Consumption against production: what of the messages sent in a window was lost, sent twice, late or out of order.
+"""Consumption against production: messages of a window that were lost, sent twice, late or out of order.
 
 | finding | meaning |
 |---|---|
@@ -31,7 +31,7 @@ __all__ = ["FINDINGS", "Finding", "Reconciled", "reconcile"]
 SAMPLES: Final = 10
 FINDINGS: Final = ("missing", "unsent", "lost", "dead", "pending", "late", "duplicated", "repeated", "disordered")
 HARMLESS: Final = frozenset({"late", "pending"})
-"""Found, but no failure unless `strict`."""
+"""Findings that are no failure unless `strict`."""
 
 
 class Finding(msgspec.Struct):
@@ -74,10 +74,10 @@ def reconcile(
 ) -> Reconciled:
     """Check the messages of a window; `trace` is their trace.
 
-    `identity` says when two messages are the same: `key`, `body`, `key+body`, `dedup_id` or `header:NAME`; none is
-    looked for without it. `order` is `auto` (lanes of ordered topics), `all` or `none`. `expected` has a column `key`
-    (and `topic`, if there are several) of what producers say they sent. `now_us` is when the archive was made: what is
-    not settled by then is pending.
+    `identity` defines when two messages are the same: `key`, `body`, `key+body`, `dedup_id` or `header:NAME`; without
+    it no duplicates are looked for. `order` is `auto` (lanes of ordered topics), `all` or `none`. `expected` has a
+    column `key` (and `topic`, if there are several) of the messages that producers have sent by their own account.
+    `now_us` is the time of the archive: messages not settled by then are pending.
     """
     from pyspark.sql import functions as f
 

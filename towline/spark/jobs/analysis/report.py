@@ -35,7 +35,7 @@ class Report(msgspec.Struct):
     from_us: int
     to_us: int
     step_us: int
-    """How far apart the points of `series` are."""
+    """The distance of the points of `series`."""
     topics: Rows
     """topic, messages, bytes"""
     groups: Rows
@@ -63,7 +63,7 @@ def report(
     window: Window = Window(),  # noqa: B008 it is frozen
     now_us: int = 0,
 ) -> Report:
-    """Sum up a trace. `now_us` is when the archive was made."""
+    """Sum up a trace. `now_us` is the time of the archive."""
     from pyspark.sql import functions as f
 
     trace = trace.withColumn("sent", f.unix_micros("sent_at")).withColumn("settled", f.unix_micros("settled_at"))
@@ -157,7 +157,7 @@ def _groups(trace: DataFrame) -> Rows:
 
 
 def _by_time(trace: DataFrame, step_us: int) -> Rows:
-    """What was sent within each step and how it fared; what was settled within it; and what was open at its end."""
+    """Messages sent within each step and their outcomes; messages settled within it; and those open at its end."""
     from pyspark.sql import functions as f
 
     sent = trace.withColumn("at", f.col("sent") - f.col("sent") % step_us).groupBy("topic", "group", "at")
@@ -223,8 +223,8 @@ def _consumers(trace: DataFrame) -> Rows:
 
 
 def _keys(spark: SparkSession, trace: DataFrame, groups: Rows) -> Rows:
-    """The slowest keys. Who is among them shows in the slowest messages of a group, so that only these are sorted by
-    key; where they have too few keys, all messages are."""
+    """The slowest keys. They show in the slowest messages of a group, so that only these are sorted by key; where they
+    have too few keys, all messages are."""
     from pyspark.sql import functions as f
 
     known = trace.filter("key is not null and total_us is not null")
@@ -245,7 +245,7 @@ def _keys(spark: SparkSession, trace: DataFrame, groups: Rows) -> Rows:
 
 
 def write_tables(found: Report, to: str, kind: str) -> list[str]:
-    """Write every table of a report as a file, `parquet` or `csv`; gives their names."""
+    """Write every table of a report as a file, `parquet` or `csv`; returns their names."""
     if kind not in ("parquet", "csv"):
         raise BadRequest(f"tables as {kind!r}: give parquet or csv")
     place, names = ArchiveFolder(to), []

@@ -14,7 +14,7 @@ from towline.spark.jobs.analysis.report_charts import Line, bar, bytes_text, cou
 __all__ = ["render"]
 
 GROUPS_MAX = 40
-"""A page with more charts than that is not looked at."""
+"""With more charts than that a page is not read."""
 
 
 def render(report: Report, title: str = "Towline report") -> str:

@@ -1,7 +1,7 @@
 """The life of every message: one row for each message and group.
 
-Read from an archive. Each task takes a stretch of a lane, the events that speak of it, and writes the rows as Parquet
-itself; the events are ranges and are joined as ranges (`lives.py`).
+Read from an archive. Each task takes a stretch of a lane, the events about it, and writes the rows as Parquet itself;
+the events are ranges and are joined as ranges (`message_outcomes.py`).
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def trace(
     groups: Sequence[str] | None = None,
     window: Window = Window(),  # noqa: B008 it is frozen
 ) -> DataFrame:
-    """Write the trace of an archive's messages to an empty folder, and give it as a DataFrame: the columns of `TRACE`,
-    topic and group."""
+    """Write the trace of an archive's messages to an empty folder, and return it as a DataFrame: the columns of
+    `TRACE`, topic and group."""
     out = ArchiveFolder(to)
     if any(not name.startswith("_") for name in out.sizes()):
         raise Conflict(f"{out} is not empty: give a new folder for the trace")
@@ -129,7 +129,7 @@ def trace(
 
 
 def traced(spark: SparkSession, path: str) -> DataFrame:
-    """A trace that was written before."""
+    """An existing trace."""
     from pyspark.sql import functions as f
 
     frame = spark.read.parquet(ArchiveFolder(path).url())
@@ -215,7 +215,7 @@ class Words:
 
 
 def _copies(place: ArchiveFolder, facts: Facts, lane: str, seqs: Any, words: Words) -> tuple[MessageOutcomes, Any]:
-    """What became of dead letters of this lane that were sent again, and for each message which copy is its own; of
+    """The outcomes of dead letters of this lane that were sent again, and for each message the index of its copy; of
     several copies the last one counts."""
     copies = MessageOutcomes(*[np.empty(0, np.int64)] * len(MessageOutcomes._fields))
     piece = np.full(len(seqs), -1)
@@ -234,7 +234,7 @@ def _copies(place: ArchiveFolder, facts: Facts, lane: str, seqs: Any, words: Wor
 
 
 def _origins(place: ArchiveFolder, entry: Entry, prefix: str) -> tuple[Any, Any]:
-    """Which messages of a lane the records of a file are copies of, and their own numbers."""
+    """The messages of a lane that the records of a file are copies of, and their own numbers."""
     with place.open(entry.path) as opened:
         table = pq.ParquetFile(opened).read(["seq", "origin"])
     origin = pc.fill_null(table.column("origin"), "")

@@ -1,8 +1,8 @@
-"""History backup: messages and delivery events to Parquet, incrementally and exactly once.
+"""The archive job: messages and delivery events to Parquet, incrementally and exactly once.
 
 Only ranges cross the JVM: each task reads the frames of its ranges and writes Parquet itself. A batch is planned from
-what the archive holds and what the log holds; its files are committed together (see `manifest.py`). What is not
-committed leaves nothing behind, so that a job can be killed at any moment and started again.
+the contents of the archive and of the log; its files are committed together (see `manifest.py`). Uncommitted work
+leaves nothing behind, so that a job can be killed at any moment and started again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ TASK_ROWS: Final = 1_000_000
 """A task costs about 30 ms of its own: it should be worth it."""
 TASK_BYTES: Final = 256 << 20
 COMMIT_ROWS: Final = 16_000_000
-"""A long way to catch up is made in so large steps, each committed."""
+"""A long backlog is archived in steps of this size, each committed."""
 
 
 @dataclass(frozen=True)
 class Options:
     kinds: Sequence[str] = tuple(KINDS.values())
     skip_lost: bool = False
-    """Pass over what is damaged, or was dropped before the archive came to it, and note it in the manifest."""
+    """Skip records that are damaged, or were dropped before the archive came to them, and note them in the manifest."""
     compact_files: int = 16
     """Join the small files of a lane and day when there are so many of them; 0 never does."""
     task_rows: int = TASK_ROWS
@@ -49,7 +49,7 @@ class Options:
 
 
 class Archived(msgspec.Struct):
-    """What one run, or one round of following, did."""
+    """The result of one run, or of one round of following."""
 
     commits: int = 0
     rows: int = 0
@@ -81,26 +81,26 @@ def archive(
     """Bring an archive up to date with a broker's log.
 
     With `follow_s` it goes on, looking for more so often, until `stop` is set. `hold` names a hold on the broker's
-    retention that is moved on with each commit. `told` hears, after every commit,
-    what was done and how many rows are left.
+    retention that is moved on with each commit. `told` is called after every commit, with the result and the number of
+    rows left.
     """
     begin = time.monotonic()
     stop = stop or threading.Event()
-    with Writable.opened(to) as shelf:
-        job = _Job(spark, source, shelf, options or Options(), Hold(source, hold) if hold else None, clock)
+    with Writable.opened(to) as archive:
+        job = _Job(spark, source, archive, options or Options(), Hold(source, hold) if hold else None, clock)
         while True:
             job.catch_up(stop, told)
             job.total.seconds = time.monotonic() - begin
             if not follow_s or stop.wait(follow_s):
                 return job.total
-            shelf.renew()
+            archive.renew()
 
 
 @dataclass
 class _Job:
     spark: SparkSession
     source: Source
-    shelf: Writable
+    archive: Writable
     options: Options
     hold: Hold | None
     clock: Clock
@@ -108,10 +108,10 @@ class _Job:
     streams: list[str] = field(default_factory=list)
 
     def report(self) -> None:
-        """Of streams that are wanted but not archived yet, nothing is done."""
+        """Nothing is done for streams that are not archived yet."""
         if self.hold is not None:
             begun = dict.fromkeys(self.streams, 0)
-            self.hold.move(begun | self.shelf.positions, self.clock.now_us())
+            self.hold.move(begun | self.archive.positions, self.clock.now_us())
 
     def catch_up(self, stop: threading.Event, told: Callable[[Archived, int], None]) -> None:
         pending = self._pending()
@@ -127,23 +127,23 @@ class _Job:
             self.report()
             told(self.total, left)
         if self.options.compact_files:
-            self.total.compacted += compact(self.spark, self.shelf, self.options.compact_files, self.clock)
+            self.total.compacted += compact(self.spark, self.archive, self.options.compact_files, self.clock)
 
     def _pending(self) -> list[tuple[Range, Lost | None]]:
-        """What is to be archived, in pieces for tasks; each stream in its order, with what is missing before it."""
+        """The ranges to archive, in pieces for tasks; each stream in its order, with the missing ranges before it."""
         wanted = {stream for stream, folder in KINDS.items() if folder in self.options.kinds}
         pieces: list[tuple[Lane, int, int]] = []
         missing: list[Lost | None] = []
         streams: list[str] = []
         for lane in self._lanes():
-            position = self.shelf.positions.get(lane.key, 0)
+            position = self.archive.positions.get(lane.key, 0)
             if lane.stream.partition("/")[0] not in wanted:
                 continue
             streams.append(lane.key)
             if position >= lane.end:
                 continue
             begin = max(lane.first, position)
-            if begin >= lane.end:  # it was emptied; what was not archived is missed when something comes behind it
+            if begin >= lane.end:  # it was emptied; records that were not archived are missed when later ones come
                 continue
             rows = _rows_per_task(lane.end - begin, lane.size_bytes, lane.end - lane.first, self.options.task_rows)
             for at in range(begin, lane.end, rows):
@@ -154,14 +154,15 @@ class _Job:
 
     def _lanes(self) -> list[Lane]:
         lanes = self.source.lanes()
-        before, now = {"@" in stream for stream in self.shelf.positions}, {bool(lane.node) for lane in lanes}
+        before, now = {"@" in stream for stream in self.archive.positions}, {bool(lane.node) for lane in lanes}
         if before and now and before != now:
             one, other = ("a cluster", "one broker") if True in before else ("one broker", "a cluster")
-            raise Conflict(f"{self.shelf.place} is the archive of {one}, and this is {other}: give another folder")
+            raise Conflict(f"{self.archive.place} is the archive of {one}, and this is {other}: give another folder")
         return lanes
 
     def _overtaken(self, lane: Lane, position: int) -> Lost | None:
-        """What retention dropped before the archive came to it. What was gone before it began is not missed."""
+        """Records that retention dropped before the archive came to them. Those that were gone before it began are not
+        missed."""
         if not 0 < position < lane.first:
             return None
         why = self.source.why_gap(lane)
@@ -176,7 +177,7 @@ class _Job:
         return Lost(lane.key, position, lane.first - position, "retention dropped it before it was archived")
 
     def _commit(self, step: list[tuple[Range, Lost | None]]) -> None:
-        place, source, skip, total = self.shelf.place, self.source, self.options.skip_lost, self.total
+        place, source, skip, total = self.archive.place, self.source, self.options.skip_lost, self.total
 
         def work(spans: list[Range]) -> _Written:
             return _write(place, source, spans, skip)
@@ -188,7 +189,7 @@ class _Job:
         positions: dict[str, int] = {}
         for span, _ in step:
             positions[span.key] = max(span.end, positions.get(span.key, 0))
-        self.shelf.commit(self.clock.now_us(), files, positions=positions, lost=lost)
+        self.archive.commit(self.clock.now_us(), files, positions=positions, lost=lost)
         total.commits += 1
         total.rows += sum(entry.rows for _, entry in files)
         total.files += len(files)

@@ -1,9 +1,9 @@
-"""A folder on any file system that Arrow knows: where an archive lives.
+"""The folder of an archive, on any file system that Arrow knows.
 
 `/data/archive` and `file:///data/archive` are local folders; `hdfs://…`, `s3://…`, `gs://…` and their like go through
 `pyarrow.fs`. Locally a file that is replaced or published is there after a power cut; elsewhere the file system's own
 promise counts. Elsewhere no document is renamed over another, which Hadoop's file systems refuse and Arrow does in two
-steps; and what is missing is looked for, because an error of Hadoop's does not say so.
+steps; and a missing file is found by a listing, because an error of Hadoop's does not say so.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class ArchiveFolder:
         return self._remote
 
     def path(self, name: str) -> str:
-        """Where the file system finds this name."""
+        """The path of this name for the file system."""
         assert not name.startswith("/"), name
         assert ".." not in name.split("/"), name
         return f"{self.root if self.local else self._open_remote()[1]}/{name}".rstrip("/")
 
     def url(self, name: str = "") -> str:
-        """Where Spark finds this name."""
+        """The URL of this name for Spark."""
         return f"file://{self.path(name)}" if self.local else f"{self.uri.rstrip('/')}/{name}".rstrip("/")
 
     # Reading
@@ -170,7 +170,7 @@ class ArchiveFolder:
             raise StoreFailed(f"{path} cannot be written: {error}") from None
 
     def move(self, name: str, to: str) -> bool:
-        """Rename, locally over what may be there; False if there is nothing to be renamed any more."""
+        """Rename, locally over an existing file; False if there is nothing to be renamed any more."""
         try:
             if self.local:
                 os.makedirs(os.path.dirname(self.path(to)), exist_ok=True)  # noqa: PTH103, PTH120
@@ -212,7 +212,7 @@ class ArchiveFolder:
             self._fs.delete_dir(self.path(folder))
 
     def sync(self, names: Iterable[str]) -> None:
-        """Make what was renamed or made under these names outlast a power cut: all folders that they are in."""
+        """Make renames under these names outlast a power cut: sync all their folders."""
         if not self.local:
             return
         folders = set()
@@ -224,12 +224,12 @@ class ArchiveFolder:
         for folder in folders:
             _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
-    # One at a time
+    # Locking
 
     @contextmanager
     def lock(self, name: str, what: str) -> Iterator[Callable[[], None]]:
         """Hold a lock, or raise `Conflict`. On a local disk it ends with its process; elsewhere it is a file that its
-        holder renews by calling what is given here, and that is nobody's after `LEASE_S`."""
+        holder renews by calling the function that this yields, and that is nobody's after `LEASE_S`."""
         if self.local:
             path = Path(self.path(name))
             try:

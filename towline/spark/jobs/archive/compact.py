@@ -25,24 +25,24 @@ JOINED_BYTES: Final = 256 << 20
 BATCH_ROWS: Final = 50_000
 
 
-def compact(spark: SparkSession, shelf: Writable, at_least: int, clock: Clock) -> int:
-    """Join small files wherever at least so many lie side by side; how many were joined."""
-    chosen = [run for run in _runs(shelf) if len(run) >= max(2, at_least)]
+def compact(spark: SparkSession, archive: Writable, at_least: int, clock: Clock) -> int:
+    """Join small files wherever at least so many lie side by side; returns how many were joined."""
+    chosen = [run for run in _runs(archive) if len(run) >= max(2, at_least)]
     if not chosen:
         return 0
-    place = shelf.place
+    place = archive.place
 
     def work(run: list[Entry]) -> tuple[str, Entry]:
         return join(place, run)
 
     written = in_tasks(spark, work, chosen, tuple[str, Entry], f"compact {place}")
-    shelf.commit(clock.now_us(), written, removed=[entry.path for run in chosen for entry in run])
+    archive.commit(clock.now_us(), written, removed=[entry.path for run in chosen for entry in run])
     return sum(map(len, chosen))
 
 
-def _runs(shelf: Writable) -> Iterator[list[Entry]]:
+def _runs(archive: Writable) -> Iterator[list[Entry]]:
     run: list[Entry] = []
-    for entry in shelf.files():
+    for entry in archive.files():
         fits = (
             run
             and _folder(run[-1]) == _folder(entry)
@@ -63,7 +63,7 @@ def _folder(entry: Entry) -> str:
 
 
 def join(place: ArchiveFolder, run: list[Entry]) -> tuple[str, Entry]:
-    """One file of several, in a task. The day is that of the files, whatever the times in them say."""
+    """Join several files, in a task. The day is that of the files, whatever the times in them."""
     written = shelve(
         place, run[0].stream, run[0].first, run[-1].end, _batches(place, run), only_day=_folder(run[0])[-10:]
     )

@@ -18,7 +18,7 @@ __all__ = ["Digest"]
 
 
 class Digest:
-    """Of some columns of a stream of record batches; feed them in order."""
+    """The digest of some columns of a stream of record batches; feed them in order."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -72,7 +72,7 @@ class Digest:
             self._add(f"{name}.", np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
 
     def _feed_nulls(self, name: str, kind: Any, count: int) -> None:
-        """What comes of a column without any value, without looking at it: most columns of most messages are such."""
+        """The digest of a column without any value, without looking at it: most columns of most messages are such."""
         self._add(f"{name}?", bytes(count))
         if pa.types.is_map(kind):
             for part in ("#", ".k?", ".v?"):

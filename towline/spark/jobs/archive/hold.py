@@ -1,8 +1,9 @@
 """Retention that waits for the archive: a *hold*, which is a small document among those of the broker.
 
-It says how far the archive has come, by stream. The broker is told, or finds `config/hold-NAME.json` in its folder. One
-that is started with `--holds NAME` looks at it whenever it looks after retention, and keeps what is not archived; for
-how long, and how much of it, its settings bound: see `towline/broker/retention/holds.py`.
+It holds the progress of the archive, by stream. It is sent to the broker, or written to its folder as
+`config/hold-NAME.json`. A broker that is started with `--holds NAME` reads it in each round of retention, and keeps
+records that are not archived; for how long, and how much of it, its settings bound: see
+`towline/broker/retention/holds.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Hold:
         self._source, self._name = source, name
 
     def move(self, positions: Mapping[str, int], now_us: int) -> None:
-        """What comes before these records of each stream is archived. Retention waits for no other stream."""
+        """Records before these of each stream are archived. Retention waits for no other stream."""
         if self._source.path:
             place = ArchiveFolder(Path(self._source.path) / "config")
             document = {"at_us": now_us, "positions": positions}

@@ -46,9 +46,9 @@ __all__ = [
 
 VERSION: Final = 1
 FOLD_AT: Final = 64
-"""So many commits are folded into one file."""
+"""Commits that are folded into one file."""
 LOOKS: Final = 20
-"""So often a manifest is read that changes meanwhile."""
+"""Attempts to read a manifest that changes meanwhile."""
 MANIFEST: Final = "_manifest"
 TEMPORARY: Final = "_tmp"
 BASE: Final = f"{MANIFEST}/base.json"
@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True, order=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Records that were damaged or gone when the archive came to them, and that it was told to pass over."""
+    """Records that were damaged or gone when the archive came to them, and that it was allowed to skip."""
 
     stream: str
     first: int
@@ -86,7 +86,7 @@ class Commit(msgspec.Struct):
     version: int = VERSION
     added: list[Entry] = []
     temporary: list[str] = []
-    """Where each of `added` was written; empty once it was folded."""
+    """The temporary names of `added`; empty once it was folded."""
     removed: list[str] = []
     positions: dict[str, int] = {}
     """By stream, the first record that is not in the archive."""
@@ -98,8 +98,8 @@ def kind_of(stream: str) -> str:
 
 
 class Parts(NamedTuple):
-    """What the name of a stream says: `lane/orders/middle`, `own/orders/billing/middle`; in a cluster, with `@ID` of
-    the broker behind it."""
+    """The parts of a stream's name: `lane/orders/middle`, `own/orders/billing/middle`; in a cluster, with `@ID` of the
+    broker behind it."""
 
     kind: str
     topic: str
@@ -119,7 +119,7 @@ def day_of(time_us: int) -> str:
 
 
 def file_name(stream: str, day: str, first: int, end: int) -> str:
-    """Where records of a stream belong."""
+    """The name of a file for records of a stream."""
     parts = parts_of(stream)
     name = ".".join(part for part in (parts.group, parts.lane) if part)
     broker = f"broker={parts.broker}/" if parts.broker else ""
@@ -197,7 +197,7 @@ class Archive:
         self.number = commit.number
         self.last = commit
 
-    # What is in it
+    # Contents
 
     def files(self, kind: str | None = None, topics: Sequence[str] | None = None) -> list[Entry]:
         """The files, by stream and number; of one kind and of some topics only."""
@@ -231,10 +231,10 @@ class Writable(Archive):
             yield archive
 
     def renew(self) -> None:
-        """Tell others that this job lives."""
+        """Renew the lock."""
 
     def commit(self, made_at_us: int, written: Iterable[tuple[str, Entry]], **changes: Any) -> Commit:
-        """Add files, by where they were written, and what else the commit says. Then it is done, whatever happens."""
+        """Add files, by where they were written, and the rest of the commit. Then it is done, whatever happens."""
         pairs = list(written)
         commit = Commit(
             self.number + 1,
@@ -251,7 +251,7 @@ class Writable(Archive):
         return commit
 
     def finish(self) -> None:
-        """Put the files of the last commit where they belong, if they are not there yet."""
+        """Rename the files of the last commit, if that was not done yet."""
         commit = self.last
         if commit is None or not (commit.temporary or commit.removed):
             return

@@ -1,7 +1,7 @@
 """Record batches of a stream to Parquet files in an archive's `_tmp`, one a day; run by tasks.
 
-Sequence numbers and times are delta-encoded, which makes them nearly free; what repeats (lane, source, token) is kept
-in dictionaries; bodies are compressed by zstd at its fastest.
+Sequence numbers and times are delta-encoded, which makes them nearly free; repeated values (lane, source, token) are
+kept in dictionaries; bodies are compressed by zstd at its fastest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZE: Final = "size"
 """The bytes of a body: reports need no bodies, then."""
 TIMES: Final = {"pull": "at"}
 NUMBERS: Final = {"pull": "number"}
-"""Where a stream's records have their time and their number; `appended_at` and `seq` if it is not here."""
+"""The columns of time and number of a stream's records; `appended_at` and `seq` if it is not here."""
 
 Written = tuple[str, Entry]
 
@@ -45,7 +45,7 @@ def number_of(stream: str) -> str:
 
 
 def writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """How a file of this schema is written."""
+    """The writer's options for this schema."""
     numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)]
     repeated = [field.name for field in schema if pa.types.is_string(field.type) and field.name not in ("key", "id")]
     return {
@@ -54,7 +54,7 @@ def writer_options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": repeated,
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "coerce_timestamps": "us",
-        # Of bodies they would help nobody.
+        # For bodies they would be useless.
         "write_statistics": [field.name for field in schema if field.name != "body"],
         "store_schema": False,
     }
@@ -115,7 +115,7 @@ def shelve(
     *,
     only_day: str = "",
 ) -> list[Written]:
-    """Write records `first` to `end` of a stream, a file a day: where each was written, and what it holds. The files
+    """Write records `first` to `end` of a stream, a file a day: returns the path and the entry of each. The files
     together cover the range, also where records are missing in it. With `only_day` all goes into one file."""
     written: list[Written] = []
     open_: _Day | None = None
@@ -152,8 +152,8 @@ def with_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _by_day(batches: Iterable[pa.RecordBatch], time: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Cut batches where the day changes. Times may run back a little, where a broker's clock was set: what belongs to
-    an earlier day then stays with the later one, so that the records of a file are neighbours."""
+    """Cut batches where the day changes. Times may run back a little, where a broker's clock was set: records of an
+    earlier day then stay with the later one, so that the records of a file are neighbours."""
     today = -1
     for batch in batches:
         if not batch.num_rows:

@@ -78,7 +78,7 @@ def verify(spark: SparkSession, archive: Archive, source: Source | None) -> Veri
 
 
 def _spans(archive: Archive, source: Source | None, lanes: dict[str, Lane]) -> dict[str, Range]:
-    """What to read of the log for each file, by path; nothing where retention has dropped it all."""
+    """The ranges of the log to read for each file, by path; nothing where retention has dropped it all."""
     if source is None:
         return {}
     kept = [entry for entry in archive.files() if entry.stream in lanes and entry.end > lanes[entry.stream].first]

@@ -1,1 +1,7 @@
-"""Bytes on disk: records in segments, the index and the keys of a sealed one, scanning, damage, the folder."""
+"""Bytes on disk.
+
+record      one frame of the message log                  segment         files of records
+index       where the records of each stream are          keys            hashes of keys
+scan        reading without an index                      damage          bytes that are no record
+folder      names, permissions, format of a folder
+"""

@@ -1,4 +1,4 @@
-"""Damage or a torn write? And which numbers were given in bytes that are no record any more?
+"""Damage or a torn write; and the numbers that were given in damaged bytes.
 
 Before it is written, a segment is zeros. A write that a crash has cut short leaves zeros where nothing arrived: whole
 sectors, or all behind some byte. Wrong bytes without such a hole were written whole and damaged since, so they may have
@@ -48,7 +48,8 @@ def is_torn(record: Record, io: DiskIo, fd: int, size: int) -> bool:
 
 
 def examine(io: DiskIo, fd: int, number: int, position: int, end: int, *, size: int, synced: bool) -> Wreck:
-    """Look at bytes of a segment in which no stamp is valid. What was `synced` is not torn, whatever it looks like."""
+    """Examine bytes of a segment in which no stamp is valid. Bytes that were `synced` are not torn, whatever they look
+    like."""
     swallowed: list[Swallowed] = []
     while position < end:
         raw = io.pread(fd, STAMP.size + NAME_MAX, position).ljust(STAMP.size, b"\0")
@@ -60,7 +61,7 @@ def examine(io: DiskIo, fd: int, number: int, position: int, end: int, *, size: 
         plausible = length == frame_at + (frame_length + 7 & ~7)
         head_length = named if name_length <= NAME_MAX else STAMP.size
         if not synced and (end - position < head_length or (plausible and position + length > size)):
-            break  # what was written ends before the record does
+            break  # the written bytes end before the record does
         data = io.pread(fd, length, position) if plausible and position + length <= size else b""
         frame = memoryview(data)[frame_at : frame_at + frame_length]
         intact = frame_intact(frame)
@@ -104,7 +105,7 @@ def _mended(raw: bytes, begin: int) -> bytes | None:
     zeros = bytes(length)
     nothing = crc32c(zeros)
     for at in range(length):
-        # What each bit of this byte does to a checksum does not depend on the other bytes.
+        # The effect of each bit of this byte on a checksum does not depend on the other bytes.
         bits = [crc32c(zeros[:at] + bytes([1 << bit]) + zeros[at + 1 :]) ^ nothing for bit in range(8)]
         low, high = _sums(bits[:4]), _sums(bits[4:])
         for nibble, effect in enumerate(low):
@@ -115,7 +116,7 @@ def _mended(raw: bytes, begin: int) -> bytes | None:
 
 
 def _sums(effects: list[int]) -> list[int]:
-    """What every combination of these comes to."""
+    """The sums of all combinations of these."""
     sums = [0]
     for effect in effects:
         sums += [one ^ effect for one in sums]

@@ -1,4 +1,4 @@
-"""The folder of a store: what is in it, and in which version of the format."""
+"""The folder of a store: its files, its permissions, its version of the format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["check_format", "close_to_others", "is_secret", "prepare_folder", "ra
 log = logging.getLogger("towline.store")
 
 _OURS = frozenset({"audit.jsonl", "config", "format", "lock", "log", "lost+found", "setup-secret", "torn"})
-"""What may be in a folder that does not say yet that it is a store; the file system may put one of them there."""
+"""Names in a folder that does not state yet that it is a store; the file system may put one of them there."""
 _FOLDERS = ("log", "config", "torn")
 _SECRETS = frozenset({"access.json", "alarms.json", "lock", "setup-secret", "shared-alarms.json"})
-"""For nobody's eyes but the broker's, also where a group may read along: hashes of secrets, addresses of webhooks."""
+"""Files for the broker alone, also where a group may read along: hashes of secrets, addresses of webhooks."""
 _OUR_LOG = re.compile(r"\.?\d{20}\..*")
 
 
@@ -38,7 +38,7 @@ def prepare_folder(root: Path, io: DiskIo) -> None:
 
 
 def raise_format(root: Path, io: DiskIo) -> None:
-    """Once the folder is ours: state the number of what is written from now on."""
+    """Once the folder is ours: state the number that is written from now on."""
     version = check_format(root)
     if version is not None and version < FORMAT:
         log.warning(
@@ -57,8 +57,8 @@ def is_secret(path: Path) -> bool:
 
 
 def close_to_others(root: Path) -> None:
-    """Take from others what an earlier version, or whoever copied the folder, let them read or change in it. The folder
-    itself is its owner's to say: what is in it is closed also where that is open."""
+    """Take permissions from others that an earlier version, or whoever copied the folder, left them. Those of the
+    folder itself are its owner's choice: its contents are closed also where it is open."""
     mended, left = 0, list[Path]()
     ours = sorted(_OURS - {"lost+found"})
     for folder, names in ((root, ours), *((root / name, None) for name in _FOLDERS)):
@@ -91,7 +91,7 @@ def _refuse_foreign(root: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what a crash in the middle of replacing a file left behind."""
+    """Remove files that a crash in the middle of a replacement left behind."""
     (root / ".format.tmp").unlink(missing_ok=True)
     for name in _FOLDERS:
         for path in (root / name).glob(".*.tmp"):
@@ -112,7 +112,7 @@ def check_format(root: Path) -> int | None:
 
 
 def writer_of(root: Path) -> str:
-    """The version of Towline that wrote to the folder last, if it says so."""
+    """The version of Towline that wrote to the folder last, if it is stated."""
     try:
         return writer_in((root / "config" / NOTE).read_bytes())
     except OSError:

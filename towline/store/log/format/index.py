@@ -66,7 +66,7 @@ _U32: Final = 0xFFFFFFFF
 
 
 class Known:
-    """What is remembered of a stream for ever."""
+    """The numbering of a stream."""
 
     __slots__ = ("begin", "end", "first")
 
@@ -74,7 +74,7 @@ class Known:
         self.first = first
         """The trim mark: no record before it can be read."""
         self.begin = begin
-        """The next number when the segment in question began."""
+        """The next number when the segment began."""
         self.end = end
 
 
@@ -121,7 +121,7 @@ def write_index(
     segment: Segment,
     known: Mapping[str, Known],
 ) -> list[Run]:
-    """Write the index of a segment and of all streams as they are at its end; answers where each run went."""
+    """Write the index of a segment and of all streams as they are at its end; returns the place of each run."""
     streams, rows, names, numbers = array("Q"), array("Q"), bytearray(), {}
     for number, (name, state) in enumerate(known.items()):
         raw = name.encode()

@@ -6,9 +6,9 @@
     head      MessagePack
     hashes    for each stream with keys, one u32 for each record: CRC-32 of its key, 0 for a record without one
 
-Because there is one number for each record, where a hash is found says which record it is. A search is one pass of
-`bytes.find` over 4 bytes a record. The file is a cache, made some time after the segment was sealed; without it the
-segment itself is searched.
+Because there is one number for each record, the place of a hash gives the record. A search is one pass of `bytes.find`
+over 4 bytes a record. The file is a cache, made some time after the segment was sealed; without it the segment itself
+is searched.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _U32: Final = 0xFFFFFFFF
 
 
 class KeyRun(msgspec.Struct, frozen=True, array_like=True):
-    """Where the hashes of a stream are: none of its records in this segment has a key if `count` is 0."""
+    """The place of a stream's hashes: none of its records in this segment has a key if `count` is 0."""
 
     base: int
     position: int
@@ -106,7 +106,8 @@ def build_keys(
             columns.append(hashes)
     head = msgspec.msgpack.encode(_Head(number, found))
     prefix = PREFIX.pack(MAGIC, crc32c(head), len(head))
-    # Not synced, nor written through `io`: it is a cache with checksums, and must not cost those who wait for the disk.
+    # Not synced, nor written through `io`: it is a cache with checksums, and must not hold up writes that wait for the
+    # disk.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with os.fdopen(open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
@@ -120,7 +121,7 @@ def build_keys(
 
 
 class Breaks:
-    """The interpreter lets one thread run at a time: leave most of it to those that serve somebody, if anybody does."""
+    """The interpreter lets one thread run at a time: leave most of it to the threads that serve, if any do."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ def _hashes(io: DiskIo, fd: int, entries: Sequence[int], breaks: Breaks) -> arra
 
 
 def extents(entries: Sequence[int], at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Frames that are read with one call: where they begin, the bytes they take, and their entries."""
+    """Frames that are read with one call: their beginning, the bytes they take, and their entries."""
     while at < stop:
         end = begin = entries[at + 1] >> 32
         until = at
@@ -198,7 +199,7 @@ def _frame_hashes(content: memoryview, count: int) -> array[int] | None:
 
 
 def load_head(io: DiskIo, fd: int, number: int) -> tuple[dict[str, KeyRun | None], int] | None:
-    """Where the hashes of each stream are, and where the first of them begin; None if the file is damaged."""
+    """The places of the hashes of each stream, and of the first of all; None if the file is damaged."""
     raw = io.pread(fd, PREFIX.size, 0)
     if len(raw) < PREFIX.size:
         return None

@@ -38,7 +38,7 @@ __all__ = [
 
 MAGIC: Final = b"TWR1"
 VOID: Final = b"TWR0"
-"""Stands in place of the magic where recovery has dropped a record for good."""
+"""The magic of a record that recovery has dropped for good."""
 STAMP: Final = struct.Struct("<4sIIIHBBHHQqII16s")
 """magic, crc, record_length, frame_length, name_length, kind, source_length, unit_index, unit_size, base_seq,
 appended_at_us, count, synced, source. `synced` is the position in this segment before which all was on the disk when
@@ -48,7 +48,7 @@ NAME_MAX: Final = 1024
 FRAME: Final = 1
 TRIM: Final = 2
 FORGET: Final = 3
-"""The stream is there no more; its base is the number that the next record would have got."""
+"""The stream is forgotten; its base is the number that the next record would have got."""
 
 _TAIL: Final = struct.Struct("<IIHBBHHQqII16s")
 _HEAD: Final = struct.Struct("<4sI")
@@ -59,7 +59,7 @@ stamp_tail = _TAIL.pack
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record as it was found in a segment. `frame` is not verified by itself: see `intact`."""
+    """One record as it is in a segment. `frame` is not verified by itself: see `intact`."""
 
     position: int
     length: int
@@ -82,7 +82,7 @@ def pad(length: int) -> bytes:
 
 
 def seed(segment: int, position: int) -> int:
-    """What the checksum of the stamp at this place begins with."""
+    """The start value of the stamp's checksum at this place."""
     return (segment * 0x9E3779B1 + position) & 0xFFFFFFFF
 
 

@@ -1,4 +1,4 @@
-"""Walking through a segment file record by record, and past damage to the next record behind it.
+"""Scanning a segment file record by record, and past damage to the next record behind it.
 
 The file is read through a window of a few MiB, never mapped: a live broker truncates a segment when it seals it, and a
 mapped reader would die of that.
@@ -48,7 +48,7 @@ class Scanner:
         self._names: dict[bytes, str] = {}
 
     def records(self, position: int = 0) -> Iterator[Record | Damage]:
-        """All that is in the file, in order. Zeros up to its end are not damage: they are its unwritten part."""
+        """All records of the file, in order. Zeros up to its end are not damage: they are its unwritten part."""
         while position < self.size:
             record = self.record_at(position)
             if record is not None:
@@ -100,7 +100,7 @@ class Scanner:
         else:
             data, view = self._data, self._view
         if kind not in _KINDS:
-            # The stamp is whole. To take it for damage would cut it off, or pass it over.
+            # The stamp is whole. To take it for damage would cut it off, or skip it.
             raise not_understood(f"segment {self._number}: the record at byte {position}", f"kind {kind}")
         raw = data[at + _STAMP_SIZE : at + head_length]
         frame = view[at + frame_at : at + frame_at + frame_length]
@@ -128,7 +128,7 @@ class Scanner:
         return self._at(position, length)
 
     def content_end(self, position: int) -> int:
-        """Where the last byte behind `position` that is not zero ends; `position` if all are zero."""
+        """The end of the last byte behind `position` that is not zero; `position` if all are zero."""
         end = position
         while (data := self._jump(position)) is not None:
             position = self._start + len(self._data)
@@ -169,8 +169,8 @@ class Scanner:
         return position if self._data else None
 
     def _at(self, position: int, length: int) -> int:
-        """Where `length` bytes from `position` on are within the window, which is moved if need be; -1 if the file
-        has fewer."""
+        """The offset of `length` bytes from `position` on in the window, which is moved if need be; -1 if the file has
+        fewer."""
         at = position - self._start
         if at >= 0 and at + length <= len(self._data):
             return at

@@ -1,4 +1,4 @@
-"""Segments: the files of the message log, their names, how one is made, and which are open."""
+"""Segments: the files of the message log, their names, creation, and open descriptors."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Segment:
         """The consume logs of this segment: entries of each stream, see `index`."""
         self.trims: dict[str, int] = {}
         self.raised: dict[str, int] = {}
-        """Where the numbers of streams go on because damage may have swallowed their last ones."""
+        """The next numbers of streams whose last records may have been swallowed by damage."""
         self.forgotten: dict[str, int] = {}
-        """The streams that are there no more, and where they ended; what follows under such a name is another one."""
+        """The streams that are forgotten, and their ends; later records under such a name are of another stream."""
         self.first_at_us = 0
         self.last_at_us = 0
         self.synced = False
@@ -119,7 +119,7 @@ def opened(path: Path) -> Iterator[tuple[int, int]]:
 
 def create_segment(folder: Path, number: int, capacity: int, io: DiskIo) -> Segment:
     """A new file with all its blocks allocated, so that writing to it can neither fail for want of room nor change its
-    length, which makes fdatasync cheaper. If it cannot be had, nothing of it stays behind."""
+    length, which makes fdatasync cheaper. If that fails, nothing of it stays behind."""
     path = log_path(folder, number)
     fd = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:

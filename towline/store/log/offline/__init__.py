@@ -1,1 +1,1 @@
-"""A folder without its broker: inspection, streams, backup."""
+"""A folder without its broker: `inspect` checks it, `streams` reads it, `backup` copies it."""

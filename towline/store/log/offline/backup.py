@@ -49,12 +49,12 @@ PIECE: Final = 4 << 20
 AUDIT_TRIES: Final = 10
 _PATH = re.compile(r"format|audit(-\d{12})?\.jsonl|config/[A-Za-z0-9][A-Za-z0-9.-]{0,199}|log/\d{20}\.(log|idx|key)")
 _NAMED = re.compile(r".+-\d+\.bin")
-"""Documents that another one names. They are looked for and copied behind it: when that is saved anew meanwhile, those
-that it named before are still there, while those that it names then were not there before."""
+"""Documents that another one names. They are copied behind it: when that is saved anew meanwhile, those that it named
+before are still there, while those that it names then were not there before."""
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 Step = Callable[[int], None]
-"""Is told how many bytes are done."""
+"""Called with the number of bytes that are done."""
 
 
 class BackupFile(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class BackupFile(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     at_us: int
-    """When the log ended there."""
+    """The end of the log there."""
     segment: int
     position: int
     bytes: int
@@ -118,7 +118,7 @@ def copy_documents(store: Path, partial: Path) -> None:
 
 
 def _copy_audit(store: Path, partial: Path) -> None:
-    """A file of the audit log may be put aside meanwhile, and begun anew: then they are looked for again."""
+    """A file of the audit log may be renamed meanwhile, and begun anew: then they are listed again."""
     audit, older = store / "audit.jsonl", sorted(store.glob("audit-*.jsonl"))
     for _ in range(AUDIT_TRIES):
         for path in older:
@@ -134,7 +134,8 @@ def _copy_audit(store: Path, partial: Path) -> None:
 
 
 def copy_log(store: Path, partial: Path, end: tuple[int, int] | None, step: Step, *, link: bool = True) -> int:
-    """The log up to its `end`, a segment and a position; without one, all that is there. How many files are links."""
+    """Copy the log up to its `end`, a segment and a position; without one, all that is there. Returns how many files
+    are links."""
     folder, into, done, linked = store / "log", partial / "log", 0, 0
     with _told(store):
         logs, indexes, _ = list_folder(folder)
@@ -172,13 +173,13 @@ def digests(folder: Path, step: Step) -> list[BackupFile]:
 
 
 def write_manifest(target: Path, manifest: Manifest) -> None:
-    """Now it is a backup."""
+    """The manifest makes it a backup."""
     with _told(target):
         document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
         REAL.replace(target / MANIFEST, [document])
 
 
-# Using
+# Verify and restore
 
 
 def read_manifest(target: Path) -> Manifest:
@@ -202,7 +203,7 @@ def read_manifest(target: Path) -> Manifest:
 
 
 def verify(target: Path, manifest: Manifest, step: Step) -> None:
-    """Read every byte; raises `StoreDamaged` with the first file that is not as the manifest says."""
+    """Read every byte; raises `StoreDamaged` with the first file that differs from the manifest."""
     done = 0
     for file in manifest.files:
         path = target / STORE / file.path
@@ -248,7 +249,8 @@ def restore(target: Path, manifest: Manifest, store: Path, changed: Mapping[str,
 
 
 def lay_out(store: Path, place: Path) -> None:
-    """Another folder with the content of a store: symbolic links to what no start changes, copies of the rest."""
+    """Another folder with the contents of a store: symbolic links to files that no start changes, copies of the
+    rest."""
     with _told(store):
         for folder in (place, place / "config", place / "log"):
             folder.mkdir(mode=0o700)
@@ -301,7 +303,7 @@ def _link(source: Path, path: Path) -> bool:
 
 
 def _copy(source: Path, path: Path, *, size: int | None = None, step: Step = lambda more: None) -> str:
-    """Copy a file, or its first `size` bytes, durably. Answers its checksum."""
+    """Copy a file, or its first `size` bytes, durably. Returns its checksum."""
     digest, done = hashlib.sha256(), 0
     with source.open("rb", buffering=0) as reader:
         descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, secret=is_secret(path))
@@ -339,7 +341,7 @@ def _compare(path: Path, file: BackupFile, digest: str, size: int) -> None:
 
 @contextmanager
 def _told(folder: Path) -> Iterator[None]:
-    """What the disk says, as an error of ours."""
+    """An error of the disk, as an error of ours."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Looking into the folder of a log store without opening it: for tools, and while a broker has it open.
+"""Inspection of a log store's folder without opening it: for tools, and while a broker has it open.
 
-Nothing is locked and nothing is changed. What a live broker is just writing is not taken for damage: the end of the
+Nothing is locked and nothing is changed. Writes of a live broker under way are not taken for damage: the end of the
 last segment counts as far as it holds whole units.
 """
 
@@ -47,7 +47,7 @@ class SegmentStat(msgspec.Struct, frozen=True):
     number: int
     path: Path
     size_bytes: int
-    """What is written of it; the file may be longer."""
+    """The written bytes; the file may be longer."""
     sealed: bool
     frames: int
     first_at_us: int
@@ -79,7 +79,8 @@ class DamageFound(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What `verify` found. Damage is anything that was whole once; a torn tail or a missing index loses nothing."""
+    """The findings of `verify`. Damage is anything that was whole once; a torn tail or a missing index loses
+    nothing."""
 
     records: int = 0
     frames: int = 0
@@ -96,7 +97,7 @@ class Report(msgspec.Struct):
 
 
 class StoredFrame(msgspec.Struct, frozen=True, gc=False):
-    """One intact frame of the log, and where it was found."""
+    """One intact frame of the log, and its place."""
 
     stream: str
     first: int
@@ -125,7 +126,7 @@ def stat(path: Path) -> Stat:
 
 
 def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> Report:
-    """Read every byte of the log and check it. `progress` is told the bytes read and the bytes there are."""
+    """Read every byte of the log and check it. `progress` is called with the bytes read and the bytes there are."""
     folder = log_folder(path)
     report = Report()
     logs, indexes = list_segments(folder)
@@ -171,7 +172,7 @@ def dump(
 
 
 def log_folder(path: Path) -> Path:
-    """Where the segments of a store's folder are; `NotFound` if it is none."""
+    """The folder of the segments of a store's folder; `NotFound` if it is none."""
     folder = Path(path) / "log"
     if check_format(Path(path)) is None or not folder.is_dir():
         raise NotFound(f"{path} is not the folder of a log store")
@@ -195,7 +196,7 @@ def list_segments(folder: Path) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def opened(folder: Path, number: int) -> Iterator[tuple[int, int]]:
-    """Descriptor and size of a segment. What the disk does not bring is an error, never damage."""
+    """Descriptor and size of a segment. A failed read is an error, never damage."""
     path = log_path(folder, number)
     with reading(path), segment_file(path) as opened_file:
         yield opened_file
@@ -290,7 +291,7 @@ def _damages(path: Path, scan: Scan, tail: int) -> Iterator[DamageFound]:
 
 
 def _positions(folder: Path, number: int, stream: str, first: int) -> list[int] | None:
-    """Where the frames of a stream are, if the segment has an index that knows."""
+    """The places of the frames of a stream, if the segment has an index that knows."""
     directory = load_directory(index_path(folder, number))
     if directory is None:
         return None
@@ -310,8 +311,8 @@ def _records_at(scanner: Scanner, positions: Sequence[int]) -> Iterator[Record]:
 class Grown:
     """The records of a segment that a broker may be writing to, from a position on.
 
-    It is read to its very end before the next segment is, so that nothing is passed over that was written in between.
-    What looks damaged is looked at again before it is passed over: it may have been written during the first look.
+    It is read to its very end before the next segment is, so that nothing is skipped that was written in between. Bytes
+    that look damaged are read again before they are skipped: they may have been written during the first look.
     """
 
     def __init__(self, folder: Path, fd: int, number: int, position: int = 0) -> None:
@@ -320,8 +321,8 @@ class Grown:
         self._number = number
         self._position = position
         self.is_left = False
-        """All of it was read, and the broker goes on in a later one. Until then what is in later segments must not be
-        read: by now, more may have come into this one before it."""
+        """All of it was read, and the broker continues in a later one. Until then later segments must not be read: by
+        now, more may have come into this one before them."""
 
     def __iter__(self) -> Iterator[Record]:
         doubted, position = -1, self._position
@@ -336,7 +337,7 @@ class Grown:
                     break
                 yield from held
                 expected = unit[-1].position + unit[-1].length
-                # A broken unit with nothing behind it may still be on its way: it stays for the next look.
+                # A broken unit with nothing behind it may still be being written: it stays for the next look.
                 held, position = (unit, unit[0].position) if broken else ([], expected)
                 if not broken:
                     yield from unit
@@ -350,7 +351,7 @@ class Grown:
 
 
 def _is_left(folder: Path, number: int) -> bool:
-    """Whether something is in a later segment."""
+    """Whether a later segment has records."""
     return any(_has_content(folder, later) for later in list_segments(folder)[0] if later > number)
 
 
@@ -363,7 +364,7 @@ def _has_content(folder: Path, number: int) -> bool:
 
 
 def _units(scanner: Scanner, position: int) -> Iterator[list[Record]]:
-    """The records of a segment by units; one at its end of which records are missing is left out."""
+    """The records of a segment by units; one at its end with records missing is left out."""
     unit: list[Record] = []
     for found in scanner.records(position):
         if isinstance(found, Damage):

@@ -1,7 +1,7 @@
-"""Streams of a folder, read from outside: their bounds, their times, and any range of them.
+"""Streams of a folder without its broker: their bounds, their times, and any range of them.
 
-For readers in other processes, while a broker has the folder open or after it. As in `reader`, nothing is locked and
-nothing is changed, and what a live broker is just writing is not taken for damage.
+For readers in other processes, while a broker has the folder open or after it. As in `inspect`, nothing is locked and
+nothing is changed, and writes of a live broker under way are not taken for damage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAPPED_MAX: Final = 8
 
 
 class Place(NamedTuple):
-    """Where to look for a record: a segment, and a position in it at which one begins, or 0."""
+    """The place from which to look for a record: a segment, and a position in it at which one begins, or 0."""
 
     segment: int = 0
     position: int = 0
@@ -44,7 +44,7 @@ ANYWHERE: Final = Place()
 
 
 class Seen:
-    """One stream as it was when it was looked at last."""
+    """One stream as of the last look."""
 
     __slots__ = ("_grown", "_rows", "end", "first", "frame_bytes", "name", "whole")
 
@@ -83,7 +83,7 @@ class Seen:
         grown_.frombytes(pack_entry(record.base, place, size, record.at_us))
 
     def forget(self, segment: int) -> int:
-        """The segment is gone; gives the end of what it held."""
+        """The segment is gone; returns the end of its records."""
         run, entries = self._rows.pop(segment, None), self._grown.pop(segment, None)
         if run is not None:
             return run.end
@@ -96,7 +96,7 @@ class Seen:
 
 
 class OfflineStreams:
-    """The streams of a folder that are `wanted`. Looking again costs only what is new."""
+    """The `wanted` streams of a folder. Looking again costs only what is new."""
 
     def __init__(self, path: Path, wanted: Callable[[str], bool]) -> None:
         self._folder = log_folder(path)
@@ -106,7 +106,7 @@ class OfflineStreams:
         self.streams: dict[str, Seen] = {}
 
     def look(self) -> dict[str, Seen]:
-        """The streams as they are now, by name."""
+        """The present streams, by name."""
         logs, indexes = list_segments(self._folder)
         for number in sorted({*self._sealed, *self._positions} - set(logs)):
             self._drop(number)
@@ -161,7 +161,7 @@ class OfflineStreams:
         return True
 
     def _add_growing(self, number: int) -> bool:
-        """Whether all of it was seen, so that later segments may be looked at."""
+        """Returns whether all of it was seen, so that later segments may be looked at."""
         position = self._positions.get(number, 0)
         with opened(self._folder, number) as (fd, _):
             growing = Grown(self._folder, fd, number, position)
@@ -177,7 +177,7 @@ class OfflineStreams:
                     seen.first = max(seen.first, record.base)
                     continue
                 if not seen.whole:
-                    # What came before it is gone, unless this is where the stream began.
+                    # Earlier records are gone, unless this is where the stream began.
                     seen.first, seen.whole = max(seen.first, min(record.base, seen.end) or record.base), True
                 seen.add_record(number, record)
                 seen.end = max(seen.end, record.base + record.count)
@@ -198,7 +198,7 @@ class OfflineStreams:
         return seen.end
 
     def place_of(self, name: str, seq: int) -> Place:
-        """Where to begin to look for a record."""
+        """The place from which to look for a record."""
         seen = self.streams[name]
         for segment in seen.segments():
             entries = seen.entries(self._folder, segment)
@@ -209,8 +209,8 @@ class OfflineStreams:
 
 
 def read_range(path: Path, name: str, first: int, end: int, place: Place = ANYWHERE) -> Iterator[Chunk | Lost]:
-    """Records `first` to `end` of a stream, in order and without a gap: chunks, and what is lost in between. It begins
-    to look at `place`, which the one who planned the range has found."""
+    """Records `first` to `end` of a stream, in order and without a gap: chunks, and lost ranges in between. It begins
+    to look at `place`, which was found when the range was planned."""
     folder = log_folder(path)
     stream, at, seen_any = Stream(name), first, False
     for number in list_segments(folder)[0]:
@@ -244,7 +244,7 @@ def _of_segment(  # noqa: PLR0917 - all of it says where
 
 
 def _scanned(scanner: Scanner, position: int, name: str, first: int, end: int) -> Iterator[Chunk | Lost]:
-    """Of a segment without an index: record by record. Whoever planned the range has seen that the units are whole."""
+    """Of a segment without an index: record by record. When the range was planned, its units were seen to be whole."""
     for record in scanner.records(position):
         if not isinstance(record, Record) or record.kind != FRAME or record.stream != name:
             continue
@@ -301,7 +301,7 @@ def _mapped(path: Path, stamp: tuple[int, int]) -> memoryview | None:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Tells one index from another that was made at the same place; zeros for one that is not there."""
+    """A stamp that tells one index from another at the same place; zeros for one that is not there."""
     try:
         state = os.stat(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Finding records by key: in the hashes of sealed segments, and in the segments that have none (yet)."""
+"""Search by key: in the hashes of sealed segments, and in the segments that have none (yet)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class KeyBuilder:
             self._executor.submit(self._build, number)
 
     async def drain(self) -> None:
-        """Wait until all that was asked for is built."""
+        """Wait until all requested files are built."""
         await asyncio.wrap_future(self._executor.submit(lambda: None))
 
     def close(self) -> None:
@@ -173,7 +173,8 @@ class KeySearch:
         return None
 
     def _hashes(self, segment: int, name: str) -> tuple[KeyRun, bytes] | None:
-        """Of a stream in a sealed segment; None if they cannot be had: then the segment itself is searched."""
+        """The hashes of a stream in a sealed segment; None if they cannot be had: then the segment itself is
+        searched."""
         try:
             fd = os.open(key_path(self._builder.folder, segment), os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -1,7 +1,7 @@
 """Reading a range of a stream: find the frames, fetch neighbours together, verify, and answer.
 
-What is in the page cache is read by the event loop at once (`RWF_NOWAIT`); only what the disk has to bring goes through
-a thread. Every frame's checksum is verified on every read.
+Cached pages are read by the event loop at once (`RWF_NOWAIT`); only reads from the disk go through a thread. Every
+frame's checksum is verified on every read.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class StreamReader:
         return self._answer(stream, first, wanted, found)
 
     def _read_cached(self, stream: Stream, extent: Extent, file: OpenFile, found: dict[int, Chunk]) -> bool:
-        """Whether it could be read without the disk."""
+        """Returns whether it could be read without the disk."""
         buffer = _room(extent.length)
         try:
             got = self._io.pread_cached(file.fd, buffer, extent.position)
@@ -164,7 +164,7 @@ class StreamReader:
     def _fetch(
         self, stream: Stream, slow: list[tuple[Extent, OpenFile]]
     ) -> tuple[dict[int, Chunk], dict[int, Unreadable]]:
-        """In a thread: what could be read, and the first frame that could not."""
+        """In a thread: the frames that could be read, and the first that could not."""
         found: dict[int, Chunk] = {}
         for extent, file in slow:
             buffer = _room(extent.length)
@@ -205,7 +205,7 @@ class StreamReader:
         return Read(chunks, lost, wanted[-1].first + wanted[-1].taken if wanted else first)
 
     def _report(self, stream: Stream, frame: Wanted) -> None:
-        """Say it once."""
+        """Log it once."""
         key = (stream.name, frame.base)
         if key in self._reported or len(self._reported) >= _REPORTED_MAX:
             return
@@ -220,7 +220,7 @@ class StreamReader:
 
 
 def _before(wanted: Sequence[Wanted], failed: dict[int, Unreadable]) -> list[Wanted]:
-    """What comes before the first frame that could not be read; that one's error if nothing does."""
+    """The frames before the first that could not be read; that one's error if there are none."""
     first = min(failed)
     before = [frame for frame in wanted if frame.first < first]
     if not before:
@@ -229,12 +229,13 @@ def _before(wanted: Sequence[Wanted], failed: dict[int, Unreadable]) -> list[Wan
 
 
 def _room(length: int) -> memoryview:
-    """Memory to read into. What is large goes into some that was used before: new memory is filled with zeros first."""
+    """Memory to read into. A large read goes into memory that was used before: new memory is filled with zeros
+    first."""
     return SPARE.view(length)[:length] if length >= _SPARE_MIN else memoryview(bytearray(length))
 
 
 def cut(stream: Stream, extent: Extent, buffer: memoryview, found: dict[int, Chunk]) -> None:
-    """Cut the frames out of the bytes of an extent; what does not verify is left out."""
+    """Cut the frames out of the bytes of an extent; a frame that does not verify is left out."""
     for frame in extent.frames:
         at = frame.position - extent.position
         if at + frame.length > len(buffer):

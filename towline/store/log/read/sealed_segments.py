@@ -1,4 +1,4 @@
-"""The sealed segments: which there are, their open files and indexes, and how the oldest of them go."""
+"""The sealed segments: their files and indexes, and the deletion of the oldest."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class SealedSegments:
         return self.sealed[-1].number + 1 if self.sealed else 0
 
     async def delete(self, count: int) -> int:
-        """Delete some of the `count` oldest segments; answers the bytes freed. The bounds rise only once they are
+        """Delete some of the `count` oldest segments; returns the bytes freed. The bounds rise only once they are
         durably gone, so that they never go back; until then readers use the descriptors held here."""
         going = self.sealed[: min(count, _DELETE_AT_ONCE)]
-        # What could not be counted later keeps the files there now.
+        # A segment that could not be counted later keeps the files there now.
         await self._count_bytes(going[-1].number + 1)
         files: list[OpenFile] = []
         try:
@@ -111,7 +111,7 @@ class SealedSegments:
             raise not_now(error, self.files.path(number)) from error
 
     async def _count_bytes(self, segment: int) -> None:
-        """Read the indexes that tell how much goes with the segments before this one."""
+        """Read the indexes that give the bytes of the segments before this one."""
         async for stream in self._streams_with(segment):
             stream.bytes_until(stream.end_before(segment), self.entries)
 
@@ -122,7 +122,7 @@ class SealedSegments:
             stream.drop_rows_before(segment)
 
     async def _streams_with(self, segment: int) -> AsyncIterator[Stream]:
-        """The streams that have records in segments before this one: of very many, others have their turn."""
+        """The streams that have records in segments before this one: of very many, in slices."""
         part = TimeSlice()
         for stream in list(self._streams.values()):
             if stream.rows and stream.rows[0] < segment:

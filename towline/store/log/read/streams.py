@@ -1,7 +1,7 @@
-"""The streams of a store, as they are kept in memory: bounds, and where the runs of each are.
+"""The streams of a store in memory: bounds, and the places of the runs of each.
 
-For a sealed segment a stream costs 40 bytes here, however many frames it has there; so memory does not grow with what
-waits. All of this belongs to the event loop: readers need no locks.
+For a sealed segment a stream costs 40 bytes here, however many frames it has there; so memory does not grow with the
+backlog. All of this belongs to the event loop: readers need no locks.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Stream:
         self.first = first
         self.end = end
         self.next = end
-        """The number of the next record to be appended; ahead of `end` by what is not written yet."""
+        """The number of the next record to be appended; ahead of `end` by those that are not written yet."""
         self.size_bytes = 0
         self.rows = array("Q")
         self.hot: list[HotRun] = []
 
     def record_length(self, frame_length: int) -> int:
-        """What a frame of this stream takes in the message log."""
+        """The length of a record with such a frame."""
         return self.head_length + ((frame_length + 7) & ~7)
 
     def add_row(self, segment: int, run: Run) -> None:
@@ -79,8 +79,8 @@ class Stream:
                 yield run.segment, run.entries
 
     def places_from(self, seq: int) -> tuple[list[tuple[int, int, int]], list[HotRun]]:
-        """The same for one who waits in between, while segments are sealed and deleted: for each sealed segment its
-        number, the place of the run in its index and where the run ends; and the runs of the others."""
+        """`runs_from` for a reader that waits in between, while segments are sealed and deleted: for each sealed
+        segment its number, the place of the run in its index and the end of the run; and the runs of the others."""
         rows = self.rows
         begin = ROW * _first(len(rows) // ROW, seq, lambda i: rows[ROW * i + 3])
         sealed = [(rows[at], rows[at + 1], rows[at + 3]) for at in range(begin, len(rows), ROW)]
@@ -114,7 +114,7 @@ class Stream:
         return total + sum(_bytes_between(run.entries, low, until) for run in self.hot)
 
     def end_before(self, segment: int) -> int:
-        """Where the records in sealed segments before number `segment` end; 0 if there are none."""
+        """The end of the records in sealed segments before number `segment`; 0 if there are none."""
         rows = self.rows
         count = _first(len(rows) // ROW, segment - 1, lambda i: rows[ROW * i])
         return rows[ROW * count - 2] if count else 0
@@ -132,12 +132,12 @@ class Streams(dict[str, Stream]):
         return sorted(name for name in self if name.startswith(prefix) and not name.endswith("/"))
 
     def floor(self, name: str) -> int:
-        """Where a stream begins that is not there."""
+        """The first number of a stream that does not exist."""
         found = self.get(kind_of(name))
         return 0 if found is None else found.end
 
     def new(self, name: str) -> Stream:
-        """One that is not there yet, nor in here."""
+        """A stream that is not in the store yet, nor in here."""
         floor = self.floor(name)
         return Stream(name, floor, floor)
 

@@ -1,4 +1,4 @@
-"""Every call that touches the disk's bytes, in one object, so that a test can let each of them fail."""
+"""All calls that touch the disk's bytes, in one object, so that a test can let each of them fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REMEDY = "look at the disk; for one that never reads again, see 'A disk that ca
 
 
 def not_now(error: OSError, path: Path) -> Unreadable:
-    """An error of opening or reading. It is never damage: only a checksum says that bytes are lost."""
+    """An error of opening or reading. It is never damage: only a checksum proves that bytes are lost."""
     remedy = _REMEDIES.get(error.errno or 0, _REMEDY)
     return Unreadable(f"{path} cannot be read now: {error.strerror or error}. Nothing is taken for lost: {remedy}")
 
@@ -72,7 +72,7 @@ class DiskIo:
         return done
 
     def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Like `pread_into`, but only what is in memory already: never waits for the disk."""
+        """`pread_into` for cached bytes only: never waits for the disk."""
         if not _NOWAIT:
             return 0
         try:
@@ -83,7 +83,7 @@ class DiskIo:
             raise
 
     def next_data(self, fd: int, position: int) -> int | None:
-        """The first place from `position` on that was ever written; None if there is none. May answer too early."""
+        """The first place from `position` on that was ever written; None if there is none. It may be too early."""
         try:
             return max(position, os.lseek(fd, position, os.SEEK_DATA))
         except OSError as error:

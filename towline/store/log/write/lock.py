@@ -1,4 +1,4 @@
-"""One broker per folder: an advisory lock that the kernel lets go of when its process dies."""
+"""One broker per folder: an advisory lock that the kernel releases when its process dies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FolderLock:
 
     def release(self) -> None:
         if self._fd >= 0:
-            # A process forked from this one has the descriptor, too: it neither keeps the lock nor lets go of it.
+            # A process forked from this one has the descriptor, too: it neither keeps the lock nor releases it.
             if os.getpid() == self._pid:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)

@@ -20,7 +20,7 @@ _log = logging.getLogger("towline.store")
 
 
 def absorb(known: dict[str, Known], segment: Segment) -> None:
-    """Bring what is remembered of all streams from the beginning of a segment to its end."""
+    """Bring the numbering of all streams from the beginning of a segment to its end."""
     for state in known.values():
         state.begin = state.end
     for name, end in segment.forgotten.items():
@@ -41,7 +41,7 @@ def absorb(known: dict[str, Known], segment: Segment) -> None:
 
 
 class Sealer:
-    """`known` is what is remembered of all streams as of the last segment sealed; it belongs to the thread."""
+    """`known` is the numbering of all streams as of the last segment sealed; it belongs to the thread."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Sealer:
         self._jobs: deque[Segment] = deque()
 
     def sync(self, segment: Segment) -> Future[None]:
-        """Sync a segment that gets no more writes. Whoever acknowledges later writes as durable waits for this."""
+        """Sync a segment that gets no more writes. Later writes are acknowledged as durable only after this."""
         return self._executor.submit(self._sync, segment)
 
     def seal(self, segment: Segment) -> None:
@@ -72,14 +72,15 @@ class Sealer:
         self._executor.submit(self._work)
 
     async def drain(self) -> None:
-        """Wait until all that can be sealed is; what failed before is tried again."""
+        """Wait until all that can be sealed is; one that failed before is tried again."""
         await asyncio.wrap_future(self._executor.submit(self._work))
 
     def close(self) -> None:
         self._executor.shutdown(wait=True)
 
     def _sync(self, segment: Segment) -> None:
-        # Only this thread syncs a full segment: an fsync error is told to one caller only, so there must be only one.
+        # Only this thread syncs a full segment: an fsync error is reported to one caller only, so there must be only
+        # one.
         if not segment.synced:
             try:
                 self._io.fdatasync(segment.fd)

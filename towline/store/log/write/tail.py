@@ -1,4 +1,4 @@
-"""The end of the message log: where the next unit goes, the segment after this one, and what happens without room.
+"""The end of the message log: the place of the next unit, the segment after this one, and a full disk.
 
 The next segment is made ahead by a thread once the present one is half full, so that rolling over does not stall. If
 the disk has no room for it, messages are refused when the present segment is down to its reserve; control records
@@ -75,7 +75,7 @@ class Tail:
             self._ensure_next()
 
     def roll(self) -> None:
-        """Go on in a new segment, whatever room this one has left."""
+        """Continue in a new segment, whatever room this one has left."""
         if not self._ensure_next():
             raise self._full()
         self._switch()

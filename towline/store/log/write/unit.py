@@ -1,4 +1,4 @@
-"""A unit on its way to the disk: the bytes of its records, and what is to be known of them once they are there."""
+"""A unit being written: the bytes of its records, and their index entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entry = tuple[Stream, int, int, int, int]
 
 
 class Unit:
-    """What was appended with one call. One without records is a barrier."""
+    """The frames of one append. A unit without records is a barrier."""
 
     __slots__ = (
         "buffers",
@@ -49,7 +49,7 @@ class Unit:
 
     def add_frames(self, items: Sequence[tuple[Stream, int, Append]], at_us: int, synced: int) -> tuple[int, ...]:
         """Number the frames, which come with the lengths of their records, and put the broker's stamp before each;
-        answers their first numbers."""
+        returns their first numbers."""
         number, position, size = self.segment.number, self.position, len(items)
         buffers, entries, firsts = self.buffers, self.entries, []
         received = self.durability is Durability.RECEIVED
@@ -73,8 +73,8 @@ class Unit:
         return tuple(firsts)
 
     def add_trim(self, stream: Stream, before: int, at_us: int, synced: int, *, forget: bool) -> None:
-        """Make this the record that says: nothing before this number of the stream can be read any more; or even that
-        the stream is forgotten, which ends there."""
+        """Make this the record of a trim: nothing before this number of the stream is readable any more; or of a stream
+        that is forgotten, which ends there."""
         name, kind = stream.encoded, FORGET if forget else TRIM
         tail = stamp_tail(self.length, 0, len(name), kind, 0, 0, 1, before, at_us, 0, synced, b"")
         self.buffers.append(seal_stamp(self.segment.number, self.position, tail, name))

@@ -1,14 +1,13 @@
-"""Group commit: all that waits is written with one call, synced once, and acknowledged together.
+"""Group commit: all waiting units are written with one call, synced once, and acknowledged together.
 
 Appends of one turn of the event loop form a group. A small group that needs no fsync is written by the loop itself if
 the writer thread is idle, because handing it over would cost more than writing it; all others go to the thread, which
-merges what has come in while it was busy. Never do both write at once, so the groups are in the file in their order.
-When a write of the loop was slow, all go to the thread for a while.
-A single frame that comes after a pause is written at once: where appends come one by one, none gains from waiting for
-the others of its turn.
+merges the groups that have come in while it was busy. Never do both write at once, so the groups are in the file in
+their order. When a write of the loop was slow, all go to the thread for a while. A single frame that comes after a
+pause is written at once: where appends come one by one, none gains from waiting for the others of its turn.
 
-An error of a write or of an fsync is final: what the kernel did with the pages is unknown, and a second fsync would
-answer "fine" about lost data. The writer then fails all that waits and takes nothing more.
+An error of a write or of an fsync is final: the state of the kernel's pages is unknown, and a second fsync would
+succeed about lost data. The writer then fails all waiting units and takes nothing more.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _PAUSE_S = 50e-6
 _SLOW_S = 0.005
 _WARY_S = 1.0
 """After a write by the loop that took longer than `_SLOW_S`, the thread writes everything for so long: the system makes
-writers wait when too much is not on the disk yet, and the loop must not be the one who waits."""
+writers wait when too much is not on the disk yet, and the loop must not be held up."""
 _WRITE_MAX = 1 << 20
 """Calls with more bytes than this were three to ten times slower per byte when measured (ext4, Linux 6.18)."""
 
@@ -77,13 +76,13 @@ class Writer:
         self._wary_until = 0.0
         self._queue: SimpleQueue[list[Unit] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # The two below are used by whoever may write: the thread, or the loop while nothing is handed over.
+        # The two below are used by the present writer: the thread, or the loop while nothing is handed over.
         self._segment = active
         self._syncing: list[Future[None]] = []
 
     def submit(self, unit: Unit, *, control: bool = False) -> None:
-        """Take a unit. One of control records alone lets go first what is ready in this turn of the loop: the answer to
-        a pull does not wait for the write of its event."""
+        """Take a unit. One of control records alone lets others that are ready in this turn of the loop go first: the
+        answer to a pull does not wait for the write of its event."""
         if not control and self._may_be_prompt(unit):
             self._write_at_once(unit)
             return
@@ -109,7 +108,7 @@ class Writer:
 
     def refusal(self) -> StoreFailed:
         """Why nothing is written any more. A new one each time: an exception that is raised again and again grows with
-        every time, and whoever adds a note to it adds it for all."""
+        every time, and a note added to it is added for all."""
         return StoreFailed(str(self.failure))
 
     def stop(self) -> None:
@@ -164,7 +163,7 @@ class Writer:
             self._wary_until = end + _WARY_S
 
     def _write_at_once(self, unit: Unit) -> None:
-        """What a turn comes to for a group of one."""
+        """`submit` for a group of one."""
         begin = time.perf_counter()
         try:
             self._write_buffers(unit.buffers, unit.position)
@@ -188,7 +187,7 @@ class Writer:
         return length <= self._settings.inline_bytes
 
     def _written(self, units: Sequence[Unit]) -> None:
-        """The units can be read, and those that wait for no fsync are done; barriers wait for all before them."""
+        """The units are readable, and those that wait for no fsync are done; barriers wait for all before them."""
         if self.failure is None:
             self._show(units)
             for unit in units:
@@ -233,7 +232,7 @@ class Writer:
                     return
 
     def _merge(self, first: list[Unit]) -> tuple[list[list[Unit]], bool]:
-        """The group and all that came in behind it, and whether the end was asked for."""
+        """The group and all units that came in behind it, and whether the end was asked for."""
         groups, length = [first], sum([unit.length for unit in first])
         try:
             while length < self._settings.group_bytes:

@@ -1,1 +1,1 @@
-"""Reading: streams in memory, recent frames, ranges by primary key."""
+"""Reading from a database: `streams` in memory, recent frames (`cache`), ranges by primary key (`range_reader`)."""

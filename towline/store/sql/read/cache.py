@@ -1,4 +1,4 @@
-"""The frames that were written or read last, in memory: what consumers that keep up get without asking the database."""
+"""The frames that were written or read last, in memory: consumers that keep up do not query the database."""
 
 from __future__ import annotations
 

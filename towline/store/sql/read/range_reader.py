@@ -1,6 +1,6 @@
-"""Reading streams: from memory what is there, else from the database, by primary key and never by counting.
+"""Reading streams: cached frames from memory, others from the database, by primary key and never by counting.
 
-A read costs the same whatever waits behind it: frames are found by the number of their end, messages by their id, each
+A read costs the same however long the backlog: frames are found by the number of their end, messages by their id, each
 by a range of the primary key.
 """
 
@@ -48,7 +48,7 @@ class _Heading(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """The questions to the tables of one kind of stream."""
+    """The queries of one kind of stream."""
 
     headings: Select[Any]
     frames: Select[Any]
@@ -110,7 +110,7 @@ def _of_messages(table: Table) -> tuple[Select[Any], Select[Any]]:
 
 
 class _Taken:
-    """What a read has so far, and how much more it may take."""
+    """The result of a read so far, and how much more it may take."""
 
     __slots__ = ("at", "chunks", "full", "lost", "max_bytes", "max_count")
 
@@ -126,7 +126,7 @@ class _Taken:
         return not self.full and self.at < end
 
     def take(self, chunk: Chunk) -> bool:
-        """Take as much of the frame at `at` as fits; whether more may fit behind it."""
+        """Take as much of the frame at `at` as fits; returns whether more may fit behind it."""
         if self.full or (len(chunk.frame) > self.max_bytes and self.chunks):
             self.full = True
             return False
@@ -208,7 +208,7 @@ class FrameReader:
         begin = headings[0].first
         if queries.bodies is not None and any(heading.body_at != WHOLE for heading in headings):
             bodies = await connection.rows(queries.bodies, stream=stream.id, first=begin, until=until)
-        # What was refused has no rows, neither here nor there.
+        # Refused records have no rows, neither here nor there.
         whole = len(bodies) == sum(heading.count for heading in headings)
         found, at = [], 0
         for heading, (frame,) in zip(headings, kept, strict=True):
@@ -269,7 +269,7 @@ class FrameReader:
 
     async def locate_key(self, stream: Stream, first: int, key: bytes) -> int | None:
         """The first record from `first` on that has this key. Streams whose messages have rows have an index of keys;
-        of what it gives, each is looked at, because the column holds only the beginning of a long key."""
+        each row found is compared in full, because the column holds only the beginning of a long key."""
         keyed = _queries(stream).keyed
         if keyed is None:
             return await self._scan(stream, first, key)

@@ -1,4 +1,4 @@
-"""The streams of a realm, as they are in memory; and which tables the frames of each go to."""
+"""The streams of a realm in memory; and the tables of the frames of each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlalchemy import Table
 
+from towline.model import DEAD_STREAMS, DELAY_STREAMS, PULL_STREAMS
 from towline.store.spi import kind_of
 from towline.store.sql.schema import tables
 
@@ -24,7 +25,7 @@ _LANE: Final = re.compile(r"lane/(?P<topic>[a-z0-9][a-z0-9._-]{0,49})/(?P<lane>h
 
 
 class Stream:
-    """`next` is the number that the next record gets, `end` how far it can be read."""
+    """`next` is the number of the next record, `end` the end of the readable ones."""
 
     __slots__ = ("end", "first", "frames", "id", "lane", "messages", "name", "next", "shown", "size_bytes", "swept")
 
@@ -43,7 +44,7 @@ class Stream:
 
     @property
     def gone_name(self) -> str:
-        """What it is called once it is forgotten: its own name may be another's then."""
+        """Its name once it is forgotten: its own name may be another's then."""
         return f"{GONE}{self.id}/{self.name}"
 
     @property
@@ -55,18 +56,18 @@ def _tables_of(name: str) -> tuple[Table, Table | None, tuple[str, str] | None]:
     found = _LANE.fullmatch(name)
     if found is not None:
         return tables.frame, tables.lane_table(found["topic"], found["lane"]), (found["topic"], found["lane"])
-    if name.startswith("dead/"):
+    if name.startswith(DEAD_STREAMS):
         return tables.frame, tables.dead_letter, None
-    if name.startswith("pull/"):
+    if name.startswith(PULL_STREAMS):
         return tables.pull_log, None, None
-    if name.startswith("delay/"):
+    if name.startswith(DELAY_STREAMS):
         return tables.schedule, None, None
     return tables.frame, None, None
 
 
 class Streams:
-    """All streams of a realm that exist, by name; what is on its way into the database exists as well, unseen. The
-    floor of a kind is kept as a stream without records, by the name of the kind."""
+    """All streams of a realm that exist, by name; one that is being written exists as well, unseen. The floor of a kind
+    is kept as a stream without records, by the name of the kind."""
 
     def __init__(self, realm_id: int) -> None:
         self._by_name: dict[str, Stream] = {}
@@ -106,12 +107,12 @@ class Streams:
         return stream.id == self._last_id
 
     def floor(self, name: str) -> int:
-        """Where a stream begins that is not there."""
+        """The first number of a stream that does not exist."""
         found = self._by_name.get(kind_of(name))
         return 0 if found is None else found.end
 
     def forget(self, stream: Stream) -> Stream:
-        """Gives the floor of its kind, which is raised to where it ends."""
+        """Returns the floor of its kind, which is raised to its end."""
         del self._by_name[stream.name]
         index = bisect_left(self._names, stream.name)
         if index < len(self._names) and self._names[index] == stream.name:

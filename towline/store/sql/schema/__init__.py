@@ -1,1 +1,6 @@
-"""The schema: tables, their migration, those of each topic; privileges and settings of the server."""
+"""The schema of a database.
+
+tables          every table                               topic_tables    those of each topic
+migrate         made, and brought to this version         privileges      that are needed
+server_checks   settings of the server
+"""

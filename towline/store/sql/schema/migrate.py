@@ -1,7 +1,7 @@
 """The schema: made when it is missing, brought up to date when it is old, refused when it is newer than this code.
 
-That tables are up to date is one thing, which number they state another: brokers that know a lower one may still be
-there, and go on with tables that have more in them. Whoever knows that there are none raises the number.
+The tables are brought up to date apart from the number that they state: brokers that know a lower one may still be
+there, and go on with tables that have more in them. The number is raised once there are none.
 
 Several brokers may begin at once: every step may be done twice.
 """
@@ -37,8 +37,8 @@ _NOTE = insert(tables.schema).values(version=bindparam("new_version")).prefix_wi
 _WRITER = select(tables.document.c.body).where(tables.document.c.name == NOTE)
 
 UPGRADES: Mapping[int, tuple[ClauseElement, ...]] = {}
-"""What turns the tables before into those of this number, where they differ. Each step may be repeated, and leaves
-tables that brokers of the number before can use."""
+"""Statements that turn the tables before into those of this number, where they differ. Each step may be repeated, and
+leaves tables that brokers of the number before can use."""
 
 
 async def prepare(database: Database) -> None:
@@ -82,7 +82,7 @@ async def _version(connection: Connection) -> int:
 
 
 async def _writer(connection: Connection) -> str:
-    """The version of Towline that wrote to the database last, if it says so."""
+    """The version of Towline that wrote to the database last, if it is stated."""
     try:
         rows = await connection.rows(_WRITER)
         return max((writer_in(body) for (body,) in rows), key=order_of, default="")

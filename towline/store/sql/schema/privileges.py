@@ -1,6 +1,6 @@
 """Privileges of the broker's user in its database: tried out at the start, on a table made for that.
 
-Lists of grants are no answer: rights come from roles, from patterns, from other levels. Doing it tells.
+Lists of grants are no answer: privileges come from roles, from patterns, from other levels. A try tells.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEEDED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DRO
 
 
 async def check_rights(database: Database) -> None:
-    """Raises `Refused`, which names all that is missing."""
+    """Raises `Refused`, which names all that are missing."""
     missing = await database.reading(_missing)
     if missing:
         grant = f"GRANT {', '.join(NEEDED)} ON {database.settings.database}.* TO {database.settings.user}"

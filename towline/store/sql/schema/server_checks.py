@@ -1,4 +1,4 @@
-"""Settings of a database server that break what a broker promises, found at the start and said loudly."""
+"""Settings of a database server that break a broker's promises: found at the start and logged as errors."""
 
 from __future__ import annotations
 

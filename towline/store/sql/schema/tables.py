@@ -55,7 +55,7 @@ __all__ = [
 
 VERSION: Final = FORMAT
 KEY_CHARACTERS: Final = 191
-"""So much of a key is in its column and index; the rest is in the frame."""
+"""The part of a key that is in its column and index; the rest is in the frame."""
 
 FIXED = MetaData()
 _OPTIONS: dict[str, Any] = {
@@ -77,7 +77,7 @@ def _number(name: str, **options: Any) -> Column[int]:
 
 
 def _time_of(us: str, name: str) -> Column[Any]:
-    """The same time for people, in UTC; worked out when it is read. MySQL also works it out when a row is written, and
+    """The same time for people, in UTC; computed when it is read. MySQL also computes it when a row is written, and
     refuses the row if there is no such time: it ends with the year 9999."""
     bounded = f"LEAST(GREATEST({us}, 0), {_LAST_US})"
     return Column(name, DATETIME(fsp=6), Computed(f"'1970-01-01' + INTERVAL {bounded} MICROSECOND", persisted=False))

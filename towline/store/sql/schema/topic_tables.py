@@ -38,7 +38,7 @@ class TopicTables:
             self._viewed.setdefault(stream.lane[0], set()).add(stream.lane[1])
 
     def forget(self) -> bool:
-        """A table is gone: make them all again. Whether there were any."""
+        """A table is gone: make them all again. Returns whether there were any."""
         had = bool(self._made)
         self._made.clear()
         self._viewed.clear()
@@ -50,7 +50,7 @@ class TopicTables:
         return bool(self._indexing)
 
     def has_all(self, group: Sequence[Job]) -> bool:
-        """Whether these jobs need nothing that is not there."""
+        """Whether all tables of these jobs exist."""
         return all(
             all(table.name in self._made for table in job.tables)
             and all(table.name in self._indexed for table in job.keyed)
@@ -63,7 +63,7 @@ class TopicTables:
         return lane is None or lane[1] in self._viewed.get(lane[0], ())
 
     async def make(self, connection: Connection, group: Sequence[Job]) -> None:
-        """Make what these jobs need. That ends the connection's transaction."""
+        """Make the tables of these jobs. That ends the connection's transaction."""
         for job in group:
             for table in job.tables:
                 if table.name not in self._made:

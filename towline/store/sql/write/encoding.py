@@ -1,7 +1,7 @@
 """Rows as the bytes of an INSERT: as text, or in MariaDB's binary bulk protocol, which costs the server half as much.
 
-They are encoded when they are appended, while the database is busy with those before them, and by calls that run over
-many rows at a time: a row of a message costs a few hundred nanoseconds.
+They are encoded when they are appended, while the database is busy with earlier ones, and by calls that run over many
+rows at a time: a row of a message costs a few hundred nanoseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["BULK", "TEXT", "Encoding", "Into", "Run", "into", "literal"]
 
 
 class Into(NamedTuple):
-    """What rows have in common that are inserted together."""
+    """The shared parts of rows that are inserted together."""
 
     head: str
     """The statement up to and with VALUES."""
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 class Encoding(Protocol):
     @property
     def separator(self) -> bytes:
-        """Stands between runs."""
+        """The separator of runs."""
 
     def rows(self, rows: Sequence[Row]) -> Run: ...
 
@@ -81,7 +81,7 @@ class _Text:
 
 def literal(value: int | str | bytes | None) -> bytes:
     """A value as SQL. Within quotes only two bytes mean something, as long as backslashes escape, which the session
-    sees to."""
+    ensures."""
     if value is None:
         return b"NULL"
     if isinstance(value, int):
@@ -114,13 +114,13 @@ class _Bulk:
         bodies = messages.bodies
         same = _cell(messages.source) + _cell(messages.token) + _INT.pack(messages.at_us)
         cells = [_cells(column) for column in messages.extras]
-        # What is the same for all is repeated without end, so the lengths differ on purpose.
+        # Values that are the same for all are repeated without end, so the lengths differ on purpose.
         rows = zip(_heads(messages.numbers, bodies), bodies, repeat(same), *cells, strict=False)
         return Run(len(bodies), b"".join(chain.from_iterable(rows)))
 
 
 def _heads(numbers: range, bodies: Sequence[bytes]) -> Iterable[bytes]:
-    """What stands before each body: its message's number, and its length."""
+    """The bytes before each body: its message's number, and its length."""
     lengths = list(map(len, bodies))
     longest = max(lengths, default=0)
     if longest < 251:

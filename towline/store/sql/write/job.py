@@ -21,14 +21,14 @@ __all__ = ["Entry", "Job", "Packing", "Trim", "batches"]
 
 
 class Entry(NamedTuple):
-    """A frame on its way."""
+    """A frame being written."""
 
     stream: Stream
     chunk: Chunk
 
 
 class Trim(NamedTuple):
-    """A stream that begins at `first` from now on, and is shorter by so many bytes; or even forgotten."""
+    """A stream that begins at `first` from now on, and is shorter by so many bytes; or is forgotten."""
 
     stream: Stream
     first: int
@@ -37,7 +37,7 @@ class Trim(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What is stored of an entry, whatever becomes of the messages of its job."""
+    """The part of an entry that is stored even if the messages of its job are refused."""
 
     where: Into
     run: Run
@@ -45,7 +45,7 @@ class Standing(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How rows are made: their encoding, and in pieces of about how many bytes."""
+    """The form of rows: their encoding, and the approximate size of a piece."""
 
     encoding: Encoding
     piece_bytes: int
@@ -53,11 +53,11 @@ class Packing(NamedTuple):
 
 _FRAME: Final = ("stream_id", "end_seq", "records", "length", "serial", "at_us", "source_ip", "body_at", "frame")
 _ROW_BYTES: Final = 64
-"""About what a row of a message takes beside its share of the frame."""
+"""The approximate size of a message's row beside its share of the frame."""
 
 
 class Job:
-    """Something that is in a transaction whole, and done when that is committed."""
+    """A part of a transaction, done when that is committed."""
 
     __slots__ = (
         "copies",
@@ -85,16 +85,16 @@ class Job:
         self.trims: list[Trim] = []
         self.events: dict[int, Standing] = {}
         """Entries that are events: these count from when they were appended, and cannot be refused. By their number,
-        what stands if messages are: they themselves, or what is to be instead."""
+        the rows that stand if messages are: their own, or those `instead`."""
         self.copies: set[int] = set()
         """Entries that are messages which the broker copies for itself."""
         self.statements: list[bytes] = []
-        """Whatever else belongs to it."""
+        """Further statements of it."""
         self.rows = 0
         self.size = 0
 
     def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int, packing: Packing) -> int:
-        """Number a frame and make its rows; the number of its first record."""
+        """Number a frame and make its rows; returns the number of its first record."""
         _, data, count, source, control, instead = append
         # A view may be of a buffer that is soon filled anew.
         data = data if isinstance(data, bytes) else bytes(data)
@@ -125,7 +125,7 @@ class Job:
 
     def hollow(self) -> None:
         """Leave messages out. Their numbers stay taken, and are read as lost; but those of copies are free again, for
-        whoever makes one waits for it."""
+        their maker waits for it."""
         self.made = [(where, run) for where, run, _ in self.events.values()]
         self.rows = sum(run.rows for _, run in self.made)
         self.tables.clear()

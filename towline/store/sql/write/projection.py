@@ -1,7 +1,7 @@
 """Tables of topics, groups and progress for people, projected from the broker's documents.
 
-The documents are what counts; these tables follow them, in the same transaction, and nothing reads them back. Only what
-changed since the last save is written.
+The documents are the truth; these tables follow them, in the same transaction, and nothing reads them back. Only
+changes since the last save are written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from sqlalchemy import Table
 
-from towline.model import check_group, check_topic, lane_name, lane_names
+from towline.model import GROUPS_FILE, OFFSETS_FILE, TOPICS_FILE, check_group, check_topic, lane_name, lane_names
 from towline.store.sql.schema import tables
 from towline.store.sql.write.encoding import TEXT, literal
 from towline.store.sql.write.rows import Row
@@ -22,9 +22,6 @@ __all__ = ["Projection", "status_view"]
 
 log = logging.getLogger("towline.store")
 
-TOPICS: Final = "topics.json"
-GROUPS: Final = "subscriptionGroup.json"
-OFFSETS: Final = "consumerOffset.json"
 _OPEN_MAX: Final = 1_000
 """Ranges of one group that are shown: a group that fails everything has very many."""
 _VIEW_LANES_MAX: Final = 64
@@ -58,23 +55,23 @@ class Projection:
         self._realm_id = realm_id
         self._epoch = epoch
         self._topics: dict[bytes, _Topic] = {}
-        """The topics of the last such document, by how they stood there."""
+        """The topics of the last such document, by their bytes there."""
         self._groups: dict[bytes, tuple[str, str]] = {}
         """And the groups."""
         self._offsets: dict[bytes, tuple[str, str]] = {}
-        """The groups of the last such document, by how they stood there."""
+        """The groups of the last such document, by their bytes there."""
         self._shards: dict[str, int] = {}
         self._known: set[str] = set()
         self._lines: list[str] | None = None
 
     def follow(self, name: str, document: bytes) -> tuple[list[bytes], set[Table]]:
-        """The statements that show what a document says, and the tables that must be there for them."""
-        if name not in (TOPICS, GROUPS, OFFSETS):
+        """The statements that show a document, and the tables that must be there for them."""
+        if name not in (TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE):
             return [], set()
         try:
-            if name == OFFSETS:
+            if name == OFFSETS_FILE:
                 return self._show_offsets(msgspec.json.decode(document, type=_Offsets).groups)
-            if name == TOPICS:
+            if name == TOPICS_FILE:
                 decoded = msgspec.json.decode(document, type=_Topics)
                 return [*self._show_topics(decoded.topics), *self._show_lines(decoded.lines)], set()
             return list(self._show_groups(msgspec.json.decode(document, type=_Groups).groups)), set()
@@ -97,9 +94,9 @@ class Projection:
         before = {one.name for one in self._topics.values()}
         self._topics = found
         self._shards = {name: one.shards for name, one in now.items()}
-        if TOPICS not in self._known:
+        if TOPICS_FILE not in self._known:
             yield b"DELETE FROM `mq_topic` WHERE `realm_id` = %d" % self._realm_id + _not_in(b"`topic`", now)
-            self._known.add(TOPICS)
+            self._known.add(TOPICS_FILE)
         for name in before - now.keys():
             yield b"DELETE FROM `mq_topic` WHERE `topic` = " + literal(name)
         columns = ("topic", "realm_id", "shards", "author", "alarm_emails", "settings")
@@ -154,9 +151,9 @@ class Projection:
                 rows.append((*known, self._realm_id, msgspec.json.encode(one).decode()))
             found[text] = known
         gone = set(self._groups.values()) - set(found.values())
-        if GROUPS not in self._known:
+        if GROUPS_FILE not in self._known:
             yield b"DELETE FROM `mq_group` WHERE `realm_id` = %d" % self._realm_id
-            self._known.add(GROUPS)
+            self._known.add(GROUPS_FILE)
         for topic, group in gone:
             for table in (b"mq_group", b"mq_open"):
                 yield b"DELETE FROM `%b` WHERE `topic` = %b AND `group_id` = %b" % (
@@ -210,7 +207,7 @@ _OPEN_COLUMNS: Final = (
 
 
 def _open_parts(group: Mapping[str, Any], shards: int) -> Iterator[Row]:
-    """What is leased, waits for its next attempt, or dies. A part is lane, first, count, attempt."""
+    """The leased, retrying and dying parts. A part is lane, first, count, attempt."""
     for lease in group.get("leases", ()):
         for lane, first, count, attempt in lease.get("open", ()):
             name = lane_name(lane, shards)

@@ -31,6 +31,7 @@ from towline.frame.layout import (
     SHARD_KEY,
     timeout_us_in,
 )
+from towline.model import DIED_ORIGIN, DIED_REASON
 from towline.store.sql.schema.tables import KEY_CHARACTERS
 
 __all__ = ["WHOLE", "Messages", "Origin", "Row", "bare", "dead_letter_rows", "messages_of", "rebuilt"]
@@ -38,14 +39,14 @@ __all__ = ["WHOLE", "Messages", "Origin", "Row", "bare", "dead_letter_rows", "me
 Row = tuple[int | str | bytes | None, ...]
 
 WHOLE: Final = -1
-"""Stands for the place of the bodies where a frame is kept with them."""
+"""The place of the bodies where a frame is kept with them."""
 _EXTRAS: Final = KEY | HEADERS | DEDUP | SHARD_KEY | EXPIRES_AT | DELIVER_AT | LIMIT | PRODUCED_AT
 _PLAIN: Final = ("id", "body", "source_ip", "token", "appended_us")
 _TEXT_MAX: Final = 16_000
 
 
 def bare(frame: Frame) -> tuple[int, bytes]:
-    """What is kept of a lane's frame: where its bodies were, and the rest of it; all of it if it is compressed."""
+    """The stored form of a lane's frame: the place of its bodies, and the rest of it; all of it if it is compressed."""
     if frame.compressed:
         return WHOLE, bytes(frame.data)
     column = frame.text_column(BODY)
@@ -62,8 +63,8 @@ def rebuilt(body_at: int, kept: bytes, bodies: Iterable[bytes]) -> bytes:
 
 
 class Messages(NamedTuple):
-    """Some messages of a frame, by columns: those that every message has one of its own in, those that are the same for
-    all of them, and the others."""
+    """Some messages of a frame, by columns: those with a value for each message, those with one for all, and the
+    others."""
 
     numbers: range
     bodies: list[bytes]
@@ -79,12 +80,12 @@ class Messages(NamedTuple):
 
     def rows(self) -> list[Any]:
         same = (repeat(self.source), repeat(self.token), repeat(self.at_us))
-        # What is the same for all is repeated without end, so the lengths differ on purpose.
+        # Values that are the same for all are repeated without end, so the lengths differ on purpose.
         return list(zip(self.numbers, self.bodies, *same, *self.extras, strict=False))
 
 
 class Origin(NamedTuple):
-    """What is the same for all messages of a frame: the number of the first, when it came, and from where."""
+    """The common values of all messages of a frame: the number of the first, the time, and the source."""
 
     first: int
     at_us: int
@@ -115,11 +116,11 @@ def messages_of(frame: Frame, origin: Origin, start: int, stop: int) -> Messages
 def dead_letter_rows(
     stream_id: int, stream: str, frame: Frame, messages: Messages
 ) -> tuple[tuple[str, ...], list[Any]]:
-    """The columns and rows of dead letters: they say besides whose they are, which message it was and why it died."""
+    """The columns and rows of dead letters: also their group, the original message and the reason of its death."""
     group = stream.rpartition("/")[2][:51]
     packed = frame.texts(HEADERS) or [b""] * frame.count
     told = [decode_headers(one) for one in packed]
-    more = [(group, one.get("towline-origin", "")[:128], one.get("towline-reason", "")[:_TEXT_MAX]) for one in told]
+    more = [(group, one.get(DIED_ORIGIN, "")[:128], one.get(DIED_REASON, "")[:_TEXT_MAX]) for one in told]
     names = ("stream_id", *messages.columns, "group_id", "origin", "reason")
     return names, [(stream_id, *row, *extra) for row, extra in zip(messages.rows(), more, strict=True)]
 

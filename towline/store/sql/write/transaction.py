@@ -54,14 +54,15 @@ def fence(connection: Connection, lease: Lease, number: int, at_us: int) -> Comm
 
 
 def rest_of(connection: Connection, group: Sequence[Job], realm_id: int) -> list[Command]:
-    """What follows the fence: where the streams are, and whatever else belongs to the jobs."""
+    """The statements behind the fence: the ends of the streams, and others of the jobs."""
     commands = [connection.query(statement) for job in group for statement in job.statements]
     streams = _stream_rows(group, realm_id)
     return [connection.query(streams), *commands] if streams else commands
 
 
 async def confirm_committed(connection: Connection, database: Database, lease: Lease, number: int) -> None:
-    """The fence met no row: either this unit was committed although we were not told, or another one owns all."""
+    """The fence met no row: either this unit was committed although we were not told, or another broker owns the
+    realm."""
     rows = await connection.rows(_WHERE_WE_ARE, realm_id=lease.realm_id)
     await connection.rollback()
     epoch, last_unit, owner, address = rows[0] if rows else (0, 0, "nobody", "")
@@ -78,7 +79,7 @@ async def confirm_committed(connection: Connection, database: Database, lease: L
 
 
 class _After:
-    """Where a stream is after a transaction."""
+    """The state of a stream after a transaction."""
 
     __slots__ = ("_stream", "end", "first", "name", "size_bytes", "swept")
 
@@ -89,7 +90,7 @@ class _After:
         self.end = stream.end
         self.size_bytes = stream.size_bytes
         self.swept = stream.swept
-        """Of a new one: what lies before its first record need not be deleted."""
+        """Of a new one: nothing before its first record need be deleted."""
 
     def row(self, realm_id: int) -> bytes:
         numbers = self.first, self.end, self.size_bytes, self.swept
@@ -97,8 +98,8 @@ class _After:
 
 
 def _stream_rows(group: Sequence[Job], realm_id: int) -> bytes:
-    """One statement that says where all streams of the group are after it. All before it must be published. One that
-    is forgotten comes before another that has its name by now, for its number is the lower one."""
+    """One statement with the state of all streams of the group after it. All before it must be published. One that is
+    forgotten comes before another that has its name by now, for its number is the lower one."""
     after: dict[int, _After] = {}
     for job in group:
         for stream, chunk in job.entries:

@@ -1,6 +1,6 @@
-"""Letting go: what is trimmed or too old is unreadable at once; its rows are deleted afterwards, a few at a time.
+"""Trimming: trimmed or old records are unreadable at once; their rows are deleted afterwards, a few at a time.
 
-That a stream begins later is one number of `mq_stream`, written by the writer behind its fence. Deleting rows before
+The beginning of a stream is one number of `mq_stream`, written by the writer behind its fence. Deleting rows before
 that number can harm nobody, whoever does it, so it needs no fence and holds up no writer.
 """
 
@@ -120,7 +120,7 @@ async def plan(
     max_bytes: int,
     pinned: Mapping[str, int],
 ) -> Plan:
-    """What may go: the oldest frames of all streams, in the order of their age, as far as the limits ask for it."""
+    """The frames that may go: the oldest of all streams, in the order of their age, as far as the limits demand."""
     oldest_us = times.now_us - max_age_us if max_age_us else 0
     surplus = sum(stream.size_bytes for stream in streams) - max_bytes if max_bytes else 0
     heads: list[tuple[int, int, _Oldest, _Frame]] = []

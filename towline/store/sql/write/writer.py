@@ -1,13 +1,13 @@
-"""The writer: all that waits goes into one transaction, again and again.
+"""The writer: all waiting jobs go into one transaction, again and again.
 
 While a transaction is under way the next group gathers, so that many producers share one COMMIT without anyone waiting
 for a clock; a busy database makes larger groups. Their rows were encoded when they were appended, while the database
-was busy with those before them.
+was busy with earlier ones.
 
 A transaction inserts its rows, then comes the fence (see `ownership`): it holds off other owners, prolongs the lease,
-and numbers the unit. Where the streams are, and COMMIT, follow it. Only the fence and what follows it must wait for the
-group before: when much waits, the rows of the next group go over a second connection meanwhile, and when their turn
-comes they are there. What a deposed owner inserts like that is never committed.
+and numbers the unit. The ends of the streams, and COMMIT, follow it. Only the fence and the statements behind it must
+wait for the group before: when much waits, the rows of the next group go over a second connection meanwhile, and when
+their turn comes they are there. Rows that a deposed owner inserts like that are never committed.
 
 When anything fails, the whole group is done again under the same number until it is known to have taken place, and now
 the fence comes first: it tells.
@@ -39,11 +39,11 @@ log = logging.getLogger("towline.store")
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 _AHEAD_ROWS: Final = 400
-"""So many rows must wait for it to be worth a second transaction at the same time."""
+"""So many rows must wait for a second transaction at the same time to be worth it."""
 
 
 class _Turn:
-    """A group, and how far it has come."""
+    """A group and its progress."""
 
     __slots__ = ("connection", "group", "rows", "spreading")
 
@@ -55,7 +55,7 @@ class _Turn:
         """Inserts its rows before its turn has come."""
 
     def drop(self) -> None:
-        """Whatever was begun for it is taken back."""
+        """Everything that was begun for it is rolled back."""
         spreading, self.spreading = self.spreading, None
         if spreading is not None and not spreading.cancel() and not spreading.cancelled():
             spreading.exception()  # it is done anew, whatever it was
@@ -95,7 +95,7 @@ class Writer:
         """Done when nothing can be written any more."""
         self.transactions = 0
         self.ahead = 0
-        """How many of them were begun before their turn."""
+        """Groups that were begun before their turn."""
         self.replays = 0
         self._task = self._loop.create_task(self._run(), name="towline-sql-writer")
 
@@ -109,12 +109,12 @@ class Writer:
         self._waiting_rows += job.rows
         self._wake.set()
         if self._waiting_rows >= _AHEAD_ROWS and len(self._turns) == 1 and not self._looking:
-            # Behind what else is appended in this turn of the loop.
+            # Behind further appends of this turn of the loop.
             self._looking = True
             self._loop.call_soon(self._look_ahead)
 
     async def close(self, patience_s: float) -> None:
-        """Write all that waits, if the database lets us, and end."""
+        """Write all waiting jobs, if the database lets us, and end."""
         self._closing = True
         self._wake.set()
         _, pending = await asyncio.wait([self._task], timeout=patience_s)
@@ -150,7 +150,7 @@ class Writer:
             self._put_back()
 
     async def _idle(self) -> None:
-        """Until there is something to write, or the lease wants to be renewed."""
+        """Wait until there is something to write, or the lease is to be renewed."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lease.lease_s / 4):
@@ -172,7 +172,7 @@ class Writer:
         return group
 
     def _look_ahead(self) -> None:
-        """Begin with the next group beside the one whose turn it is, if enough waits and nothing speaks against it."""
+        """Begin the next group beside the one whose turn it is, if enough waits and nothing speaks against it."""
         self._looking = False
         if len(self._turns) != 1 or self._waiting_rows < _AHEAD_ROWS:
             return
@@ -247,7 +247,8 @@ class Writer:
         await connection.commit()
 
     async def _make(self, connection: Connection, turn: _Turn) -> None:
-        """Make the tables that are missing. What is refused for want of a right is taken out of the group."""
+        """Make the tables that are missing. Jobs that are refused for want of a privilege are taken out of the
+        group."""
         try:
             await self._maker.make(connection, turn.group)
             return
@@ -265,8 +266,8 @@ class Writer:
                     raise
 
     def _refuse_new(self, turn: _Turn, ready: int, error: TowlineError) -> bool:
-        """Refuse a job whose lane is new and has no table, and with it all that came behind it for the same streams.
-        False if something else hangs on it: then everything waits until the right is there."""
+        """Refuse a job whose lane is new and has no table, and with it all later jobs of the same streams. False if
+        something else depends on it: then everything waits until the privilege is there."""
         refused, streams = self._hanging_on(turn, ready)
         before = (entry.stream for job in turn.group[:ready] for entry in job.entries)
         later = [other for other in self._turns if other is not turn]
@@ -283,8 +284,8 @@ class Writer:
         return True
 
     def _refuse_large(self, turn: _Turn, error: TowlineError) -> None:
-        """Refuse the only job of a group, whose rows the database does not take. What came behind it for the same
-        streams counts on its numbers, which stay taken. Raises if it is events alone, which nobody can take back."""
+        """Refuse the only job of a group, whose rows the database does not take. Later jobs of the same streams count
+        on its numbers, which stay taken. Raises if it is events alone, which nobody can take back."""
         [culprit] = turn.group
         if not culprit.refusable:
             raise StoreFailed(str(error)) from error
@@ -301,7 +302,7 @@ class Writer:
         log.log(logging.INFO if told else logging.ERROR, "%s", error)
 
     def _hanging_on(self, turn: _Turn, ready: int) -> tuple[set[Job], set[Stream]]:
-        """A job with all that came behind it for the same streams, and these."""
+        """A job with all later ones of the same streams, and these."""
         later = [other for other in self._turns if other is not turn]
         refused = {turn.group[ready]}
         new = {entry.stream for entry in turn.group[ready].entries}
@@ -327,7 +328,7 @@ class Writer:
                 job.done.exception()
 
     def _set_apart(self, turn: _Turn, error: Exception) -> None:
-        """One of the rows of a group is too large: it is found by doing one job at a time, and refused."""
+        """One of the rows of a group is too large: find it by doing one job at a time, and refuse it."""
         first, *others = turn.group
         if not others:
             self._refuse_large(turn, explain(error, self._database.label))
@@ -344,7 +345,7 @@ class Writer:
         try:
             await spreading
         except Exception as error:
-            # If there is more to it than bad luck, we will hear of it again.
+            # If there is more to it than bad luck, it will come again.
             log.debug("rows are inserted again: %s", in_words(error))
             turn.drop()
             return False
@@ -381,14 +382,14 @@ class Writer:
         if connection is not None and not denied:
             self._database.left(connection)
         if self.trouble is None:
-            # Nobody waits for a right that somebody has to grant: what comes now is refused.
+            # Nobody waits for a privilege that somebody has to grant: new jobs are refused.
             self.trouble_since_s = -math.inf if denied else self._loop.time()
             problem = "refuses a statement" if denied else "does not answer"
             log.error("the database %s %s, and is tried again: %s", self._database.label, problem, in_words(error))
         self.trouble = explain(error, self._database.label)
 
     def _put_back(self) -> None:
-        """The task ends: what was on its way waits again."""
+        """The task ends: jobs under way wait again."""
         while self._turns:
             turn = self._turns.pop()
             turn.drop()

@@ -1,0 +1,1 @@
+"""What is done to the sources, a verb each."""
