@@ -5,4 +5,5 @@ rest/           the REST door                             security/       connec
 sessions        logged-in users                           layout          frame of every page
 widgets/        pieces of pages                           dead_letters/   by pages and filter
 lists, downloads, number_format   shared by pages
+search_turns    searches by turns, of pages and of REST
 """
