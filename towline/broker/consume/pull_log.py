@@ -158,6 +158,8 @@ async def recover_group(
                 if isinstance(event, Started):
                     # The snapshot may be of a group that was deleted, and made anew under the same name.
                     group, whole = Group(config, shards), True
+                while isinstance(event, Pulled) and group.retries.ripen(event.at_us):
+                    await part.rest()
                 whole = _replay(group, event, stream, whole=whole)
                 if part.over:
                     await part.rest()
