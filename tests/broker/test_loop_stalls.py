@@ -353,6 +353,24 @@ def test_no_step_takes_long_that_moves_a_group_with_very_much_open(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_no_step_takes_long_that_acks_the_rest_of_a_large_pull(tmp_path: Path) -> None:
+    """Of which every second message was settled before."""
+
+    async def main(number: int) -> float:
+        async with World("log", tmp_path / str(number)).open(heartbeat_s=3600.0) as bench:
+            member = await with_messages(bench, 20_000)
+            got = await bench.pull(member, 20_000)
+            await bench.act(member, ACK, got, *[(1, seq, 1) for seq in range(0, 20_000, 2)])
+            with longest_step() as longest:
+                await asyncio.create_task(bench.act(member, ACK, got))
+                seconds = longest()
+            assert bench.broker.group_state("orders", "billing").lag == 0
+            return seconds
+
+    assert min([asyncio.run(main(number)) for number in range(3)]) < STALL_S
+
+
+@pytest.mark.slow
 def test_no_step_takes_long_that_pulls_fragments_which_have_expired(tmp_path: Path) -> None:
     async def main(number: int) -> float:
         disk = World("log", tmp_path / str(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from operator import lt
+from operator import lt, ne
 from typing import Final
 
 from towline.delivery.group.commands import (
@@ -429,11 +429,29 @@ class Group:
     def _move(self, event: Moving) -> None:
         """Move the messages from their present state to the one in the table."""
         rule = RULES[type(event)]
+        if isinstance(event, Acked) and len(event.parts) > 1 and self._acks_all(event):
+            return
         for part in event.parts:
             source = rule.sources[0] if len(rule.sources) == 1 else self._source(event, part)
             assert source in rule.sources, (event, part, source)
             self._leave(source, part, event)
             self._enter(rule.target, part, event)
+
+    def _acks_all(self, event: Acked) -> bool:
+        """Settle a pull of many parts at once if all of its open messages are acked."""
+        lease = self.leases.get(event.pull)
+        if lease is None or len(event.parts) != len(lease.open) or any(map(ne, event.parts, lease.open)):
+            return False
+        if self.on_lease_change is not None:
+            self.on_lease_change(lease)
+        count, by_lane = lease.open.messages, lease.open.counts()
+        lease.settle_all("acked")
+        self._count_in_flight(lease.consumer, -count)
+        self.counters[RULES[Acked].target] += count
+        if self.shards is not None:
+            for lane, many in by_lane.items():
+                self.shards.lease(lane, -many)
+        return True
 
     def _source(self, event: Moving, part: Part) -> State:
         """Where the table leaves a choice: the present state of the messages of a part; it is one for all of them."""

@@ -70,6 +70,12 @@ class PartSet:
                 high, end = high + 1, after.end
         row[low:high] = [Part(part.lane, first, end - first, part.attempt)]
 
+    def merge(self, other: PartSet) -> None:
+        """Add all parts of another set, which is not to be used any more; none may overlap one that is here."""
+        self.messages += other.messages
+        for lane, row in other._lanes.items():
+            self._lanes[lane] = _merged(self._lanes[lane], row) if lane in self._lanes else row
+
     def within(self, span: Span, most: int | None = None) -> list[Part]:
         """The parts of this set that lie within `span`, cut to it; the first of them, if there are more than `most`."""
         row = self._lanes.get(span.lane)
@@ -112,6 +118,21 @@ class PartSet:
         if len(self._lanes) == 1:
             return dict.fromkeys(self._lanes, self.messages)
         return {lane: messages_in(row) for lane, row in self._lanes.items()}
+
+
+def _merged(one: list[Part], other: list[Part]) -> list[Part]:
+    """Two rows of a lane as one."""
+    merged: list[Part] = []
+    lane, first, end, attempt = one[0].lane, 0, 0, -1
+    for _, at, count, tries in sorted(one + other):  # tuples, of which both rows are runs
+        assert end <= at, (one, other)
+        if end != at or attempt != tries:
+            if end:
+                merged.append(Part(lane, first, end - first, attempt))
+            first, attempt = at, tries
+        end = at + count
+    merged.append(Part(lane, first, end - first, attempt))
+    return merged
 
 
 class Dying(dict[Part, str]):

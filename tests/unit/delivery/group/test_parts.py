@@ -72,6 +72,16 @@ def test_parts_are_kept_in_order_and_neighbours_of_the_same_attempt_are_one(cand
     check(*built(candidates))
 
 
+@given(st.lists(parts, max_size=15), st.lists(st.booleans(), min_size=15, max_size=15))
+def test_two_sets_are_merged(candidates: list[Part], mine: list[bool]) -> None:
+    whole, _ = built(candidates)
+    there, other = PartSet(), PartSet()
+    for part, one in zip(whole, [*mine, *mine, *mine], strict=False):
+        (there if one else other).add(part)
+    there.merge(other)
+    check(there, singles(list(whole)))
+
+
 @given(st.lists(parts, max_size=15), spans)
 def test_what_lies_within_a_span_is_cut_to_it(candidates: list[Part], span: Span) -> None:
     found, model = built(candidates)
