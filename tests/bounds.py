@@ -215,6 +215,7 @@ BOUNDS: dict[str, str] = {
         broker.Consumers._orphans broker.MessageLimits._pulls
         delivery.Group._deadlines delivery.Group.in_flight delivery.Group.leases
         delivery.Lease._attempts delivery.Lease.gone delivery.Lease.open delivery.Lease.settled
+        delivery.OpenState._dying delivery.OpenState._kept delivery.OpenState._leases
     """,
     RETRIES: """
         delivery.PartSet._lanes delivery.Ranges._blocks
@@ -227,7 +228,7 @@ BOUNDS: dict[str, str] = {
         broker.RefusedMessages._to_try
         broker.Refusals._held
         broker.Scheduler._rewriting
-        delivery.Group.dying delivery.Group.resent
+        delivery.Dying delivery.Dying._lanes delivery.Group.dying delivery.Group.resent
         delivery.DueIndex._heap
         delivery.Publications.running delivery.Running.held
         delivery.Schedule.slots delivery.Slot.ahead delivery.Slot.held

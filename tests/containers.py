@@ -11,7 +11,18 @@ ROOT = Path(__file__).resolve().parents[1] / "towline"
 AREAS = ("alarms", "broker", "console", "delivery", "frame", "protocol", "store")
 """And the modules beside them."""
 NAMES = {
-    *("ChainMap", "Counter", "LifoQueue", "OrderedDict", "PartSet", "PriorityQueue", "Queue", "Ranges", "SimpleQueue"),
+    *(
+        "ChainMap",
+        "Counter",
+        "Dying",
+        "LifoQueue",
+        "OrderedDict",
+        "PartSet",
+        "PriorityQueue",
+        "Queue",
+        "Ranges",
+        "SimpleQueue",
+    ),
     *("WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "array", "defaultdict", "deque", "dict", "fromkeys"),
     *("bytearray", "list", "set", "sorted"),
 }

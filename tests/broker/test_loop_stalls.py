@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.conftest import ACK, Bench, World
+from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.broker.produce.test_producers_file import counted, send_ids
 from tests.eventually import eventually_done
 from tests.inside.alarms import AlarmRule
@@ -28,10 +28,11 @@ from tests.inside.broker import (
     exposition,
     open_store,
 )
-from tests.inside.delivery import Group, Part, Start
+from tests.inside.delivery import Group, Part, PartSet, Pulled, Start, due_after
 from tests.inside.frame import encode, limit_of
 from tests.inside.ground import SECOND_US, SYSTEM, Clock, ManualClock
-from towline.model import GroupConfig
+from tests.inside.protocol import Seek
+from towline.model import GroupConfig, RetryPolicy
 
 ENTRIES = 200_000
 HOUR_US = 3600 * SECOND_US
@@ -40,6 +41,7 @@ ROUNDS = 4
 RULES = 20
 PULLS = 4_000
 FRAGMENTS = 100_000
+OPEN = 500_000
 BLAMED = ("is silent", "is too slow", "does not come back")
 """Consumers that may have failed because of what they held."""
 
@@ -250,6 +252,158 @@ def test_no_step_takes_long_where_very_much_is_taken_back(disk: World, how: str)
         return seconds
 
     assert min([asyncio.run(longest_s()) for _ in range(2)]) < STALL_S
+
+
+def hold_in_pulls(group: Group, count: int) -> None:
+    """A consumer has pulled twice as much, 10,000 messages at a time, and settled every second one."""
+    for at in range(0, 2 * count, 10_000):
+        group.grant(Pulled(1, 1 + at, "c1", 0, tuple(Part(1, seq, 1, 1) for seq in range(at + 1, at + 10_000, 2))))
+        group.leases[1 + at].settled["acked"] = PartSet(Part(1, seq, 1, 1) for seq in range(at, at + 10_000, 2))
+    group.next[1] = 2 * count
+
+
+def fail_with_jitter(group: Group, count: int, now_us: int) -> None:
+    policy = RetryPolicy(kind="exponential", first_s=60, factor=2, cap_s=600, jitter=0.5)
+    for seq in range(0, 2 * count, 2):
+        due_us = due_after(now_us, policy.delay_s(1 + seq // 2 % 4, (seq // 1_000, seq)))
+        group.retries.add(Part(1, seq, 1, 2), due_us, 0)
+    group.next[1] = 2 * count
+
+
+async def with_messages(bench: Bench, count: int, **config: Any) -> Member:
+    member = await bench.attach(max_attempts=9, **config)
+    for _ in range(0, count, 20_000):
+        await bench.send("orders", *[b"x"] * 20_000)
+    return member
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["held", "dying"])
+def test_no_step_takes_long_where_very_much_is_open(disk: World, how: str) -> None:
+    async def main() -> None:
+        async with disk.open(segment_bytes=8 << 20, heartbeat_s=3600.0) as bench:
+            broker, best = bench.broker, list[float]()
+            await with_messages(bench, 2 * OPEN)
+            group = broker.groups.named("orders", "billing").group
+            if how == "held":
+                hold_in_pulls(group, OPEN)
+            else:
+                for seq in range(0, 2 * FRAGMENTS, 2):
+                    group.dying.add(Part(1, seq, 1, 9), "no stock")
+                group.next[1] = 2 * FRAGMENTS
+            for _ in range(3):
+                forget_what_is_on_file(broker)
+                with longest_step() as longest:
+                    for work in (broker.maintain, broker.outlook.census._walk, broker._watch, broker.group_states):
+                        await asyncio.create_task(work())
+                    best.append(longest())
+            assert min(best) < STALL_S
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_no_step_takes_long_when_very_much_is_due_that_was_due_at_different_times(tmp_path: Path) -> None:
+    """As after a start, or when its consumers have come back. A pull has its share of it at once."""
+
+    async def main(number: int) -> float:
+        disk = World("log", tmp_path / str(number))
+        clock = ManualClock()
+        async with disk.open(clock, segment_bytes=8 << 20, heartbeat_s=36_000.0) as bench:
+            member = await with_messages(bench, 2 * OPEN)
+            dispatcher = bench.broker.groups.named("orders", "billing")
+            retries = dispatcher.group.retries
+            fail_with_jitter(dispatcher.group, OPEN, clock.now_us())
+            clock.advance(3600)
+            with longest_step() as longest:
+                await asyncio.create_task(bench.broker.maintain())
+                got = await asyncio.create_task(bench.pull(member, 1_000))
+                assert len(got.bodies) == 1_000
+                dispatcher.arm()
+                await eventually_done(lambda: retries.next_due_us() is None)
+                return longest()
+
+    assert min([asyncio.run(main(number)) for number in range(2)]) < STALL_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["held", "failed"])
+def test_no_step_takes_long_that_moves_a_group_with_very_much_open(tmp_path: Path, how: str) -> None:
+    async def main(number: int) -> float:
+        disk = World("log", tmp_path / str(number))
+        clock = ManualClock()
+        async with disk.open(clock, segment_bytes=8 << 20, heartbeat_s=36_000.0) as bench:
+            await with_messages(bench, 2 * ENTRIES)
+            group = bench.broker.groups.named("orders", "billing").group
+            if how == "held":
+                hold_in_pulls(group, ENTRIES)
+            else:
+                fail_with_jitter(group, ENTRIES, clock.now_us())
+            with longest_step() as longest:
+                for dry_run in (True, False):
+                    move = Seek("orders", "billing", "latest", dry_run=dry_run)
+                    sought = await asyncio.create_task(bench.broker.groups.seek(move))
+                    assert (sought.again, sought.passed) == (0, ENTRIES)
+                seconds = longest()
+            assert (group.lag(), group.leases, group.in_flight) == (0, {}, {})
+            return seconds
+
+    assert min([asyncio.run(main(number)) for number in range(2)]) < STALL_S
+
+
+@pytest.mark.slow
+def test_no_step_takes_long_that_acks_the_rest_of_a_large_pull(tmp_path: Path) -> None:
+    """Of which every second message was settled before."""
+
+    async def main(number: int) -> float:
+        async with World("log", tmp_path / str(number)).open(heartbeat_s=3600.0) as bench:
+            member = await with_messages(bench, 20_000)
+            got = await bench.pull(member, 20_000)
+            await bench.act(member, ACK, got, *[(1, seq, 1) for seq in range(0, 20_000, 2)])
+            with longest_step() as longest:
+                await asyncio.create_task(bench.act(member, ACK, got))
+                seconds = longest()
+            assert bench.broker.group_state("orders", "billing").lag == 0
+            return seconds
+
+    assert min([asyncio.run(main(number)) for number in range(3)]) < STALL_S
+
+
+@pytest.mark.slow
+def test_no_step_takes_long_that_pulls_fragments_which_have_expired(tmp_path: Path) -> None:
+    async def main(number: int) -> float:
+        disk = World("log", tmp_path / str(number))
+        clock = ManualClock(SYSTEM.now_us())
+        async with disk.open(clock, heartbeat_s=36_000.0) as bench:
+            await bench.send("orders", *[b"x"] * 2_000, expires_at_us=[clock.now_us() + SECOND_US] * 2_000)
+            member = await bench.attach()
+            got = await bench.pull(member, 2_000)
+            await bench.act(member, ACK, got, *[(1, seq, 1) for seq in range(0, 2_000, 2)])
+            await bench.act(member, GIVE_BACK, got)
+            clock.advance(60)
+            with longest_step() as longest:
+                assert not (await asyncio.create_task(bench.pull(member, 2_000))).bodies
+                seconds = longest()
+            assert bench.broker.group_state("orders", "billing").lag == 0
+            return seconds
+
+    assert min([asyncio.run(main(number)) for number in range(3)]) < STALL_S
+
+
+@pytest.mark.slow
+def test_no_step_of_a_start_takes_long_with_very_much_held(disk: World) -> None:
+    def check(broker: Broker) -> None:
+        assert broker.groups.named("orders", "billing").group.leased() == OPEN
+
+    async def main() -> float:
+        async with disk.open(segment_bytes=8 << 20, heartbeat_s=3600.0) as bench:
+            await with_messages(bench, 2 * OPEN)
+            hold_in_pulls(bench.broker.groups.named("orders", "billing").group, OPEN)
+        GarbageCollector(lambda: 1).settle()
+        return await longest_step_of_a_start(disk, SYSTEM, check)
+
+    with garbage_as_in_a_process():
+        assert asyncio.run(main()) < STALL_S
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ from towline.delivery.group.events import (
 )
 from towline.delivery.group.group import EXPIRED, REASON_MAX
 from towline.delivery.group.lease import Lease, SettledPulls
+from towline.delivery.group.parts import PartSet
+from towline.delivery.group.retry import due_after
 from towline.delivery.group.snapshot import EXCERPT
 from towline.delivery.group.states import RULES, State
 from towline.delivery.publications import (

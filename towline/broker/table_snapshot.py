@@ -7,15 +7,16 @@ few, and an entry is written anew some ten times at most. Of an entry that is in
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from towline.clock import TimeSlice
+from towline.clock import TimeSlice, in_slices
 
-__all__ = ["Part", "PartName", "Plan", "Slots", "TableSnapshot", "packed", "packed_struct"]
+__all__ = ["Part", "PartName", "Plan", "Slots", "TableSnapshot", "joined", "packed", "packed_struct"]
 
 K = TypeVar("K")
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -88,6 +89,13 @@ async def packed_struct(struct: msgspec.Struct) -> bytes:
     assert len(fields) < 16
     blocks = [await packed(one, 100) if isinstance(one, list) else _ENCODE(one) for one in fields]
     return b"".join([bytes([0x90 + len(blocks)]), *blocks])
+
+
+async def joined(pieces: Iterable[bytes]) -> bytes:
+    """A document that is made piece by piece. Others have their turn."""
+    made = [piece async for piece in in_slices(pieces)]
+    # Megabytes are put together without holding up the loop.
+    return await asyncio.to_thread(b"".join, made)
 
 
 class TableSnapshot(Generic[K]):

@@ -25,6 +25,7 @@ from towline.delivery.group.commands import (
     Resend,
     Skip,
     Start,
+    Withdraw,
 )
 from towline.delivery.group.events import Event, Part, decode_event, encode_event
 from towline.delivery.group.group import Group
@@ -56,6 +57,7 @@ __all__ = [
     "Skip",
     "Start",
     "State",
+    "Withdraw",
     "decode_event",
     "encode_event",
     "mend",

@@ -3,6 +3,10 @@ that keeps a record of every message."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -27,13 +31,18 @@ from towline.delivery import (
     Pull,
     Resend,
     Skip,
+    Withdraw,
     decode_event,
     encode_event,
     restore,
     snapshot,
 )
+from towline.delivery.group import ranges
+from towline.delivery.group import snapshot as snapshots
 from towline.delivery.group.events import Pulled
-from towline.delivery.group.seek import weigh, within_bounds
+from towline.delivery.group.ranges import BLOCK
+from towline.delivery.group.seek import pulls_in_the_way, weigh, within_bounds
+from towline.delivery.group.snapshot import EXCERPT, OpenState, excerpt, rest_in
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy, Span
 
@@ -64,9 +73,23 @@ def spanned(spans: tuple[Span, ...]) -> set[Name]:
     return {(span.lane, number) for span in spans for number in range(span.first, span.end)}
 
 
+class Reading(NamedTuple):
+    """The open state of a group while it is read out, beside what it is to come to."""
+
+    state: OpenState
+    pieces: Iterator[bytes]
+    read: list[bytes]
+    shown: GroupSnapshot
+    expected: GroupSnapshot
+    config: GroupConfig
+
+
 class Delivery(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        ranges.BLOCK = 3  # type: ignore[misc]
+        snapshots.EXCERPT = 2  # type: ignore[misc]
+        self.reading: Reading | None = None
         self.now_us = 1_000_000_000
         self.pulls = 0
         self.log: list[bytes] = []
@@ -150,18 +173,42 @@ class Delivery(RuleBasedStateMachine):
         for lane in LANES:
             self.observe(lane)
 
+    @precondition(lambda self: self.reading is None)
+    @rule()
+    def begin_reading(self) -> None:
+        shown, expected, state = excerpt(self.group, 7), snapshot(self.group, 7), OpenState(self.group)
+        self.reading = Reading(state, state.pieces(), [], shown, expected, self.config)
+
+    @precondition(lambda self: self.reading is not None)
+    @rule(count=st.sampled_from([1, 2, 5, 1_000]))
+    def read_on(self, count: int) -> None:
+        """The group went on meanwhile."""
+        reading = self.reading
+        assert reading is not None
+        some = list(islice(reading.pieces, count))
+        reading.read.extend(some)
+        if len(some) < count:
+            reading.state.close()
+            self.reading = None
+            rest = whole(rest_in(b"".join(reading.read)))
+            group = whole(restore(reading.config, reading.shown, self.shards, rest))
+            assert snapshot(group, 7) == reading.expected
+
     def replayed(self) -> Group:
         group = Group(self.config, self.shards)
         for record in self.log:
             group.apply(decode_event(record))
         return group
 
-    @rule(lane=lanes, share=shares, end=st.sampled_from([None, None, 0, 1]))
-    def seek(self, lane: int, share: float, end: int | None) -> None:
+    @rule(lane=lanes, share=shares, end=st.sampled_from([None, None, 0, 1]), bit_by_bit=st.booleans())
+    def seek(self, lane: int, share: float, end: int | None, bit_by_bit: bool) -> None:
         ledger = self.ledger
         wanted = round((share if end is None else end) * ledger.ends[lane])
         to = min(max(wanted, ledger.firsts[lane]), ledger.ends[lane])
         weight = weigh(self.group, within_bounds(self.group, ((lane, wanted),)))
+        pulls = pulls_in_the_way(self.group, ((lane, to),)) if bit_by_bit else []
+        while pulls := [pull for pull in pulls if pull in self.group.leases]:
+            self.do(Withdraw(tuple(pulls)))
         self.do(Move(((lane, wanted),), "why not"))
         assert weight == ledger.move(lane, to)
 
@@ -429,6 +476,8 @@ class Delivery(RuleBasedStateMachine):
         assert wake_us is None or wake_us in (*deadlines, *dues)
 
     def teardown(self) -> None:
+        ranges.BLOCK = BLOCK  # type: ignore[misc]
+        snapshots.EXCERPT = EXCERPT  # type: ignore[misc]
         if hasattr(self, "group"):
             assert snapshot(self.replayed(), 0) == snapshot(self.group, 0)
 

@@ -80,7 +80,7 @@ def group_state(dispatcher: Dispatcher, now_s: float, expires_in_s: float) -> Gr
         in_flight=group.leased(),
         retrying=group.retries.messages,
         next_retry_at_us=group.next_retry_us() or 0,
-        dying=sum(part.count for part in group.dying),
+        dying=group.dying.messages,
         dead=dead_waiting(dispatcher),
         members=members,
         unreadable=dispatcher.unreadable,

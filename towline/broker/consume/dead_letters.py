@@ -118,7 +118,7 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
         fetched = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
         if dispatcher.closed:
             return
-        if not all(dispatcher.group.is_dying(part) for part in parts):
+        if not all(map(dispatcher.group.dying.holds, parts)):
             # The group was moved meanwhile: some are dying no more.
             continue
         for span, why in fetched.lost:
@@ -132,7 +132,7 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
             most = min(2 * most, BATCH_MESSAGES)
         except TooLarge as error:
             most = max(len(letters) // 2, 1)
-            if len(letters) == 1 and dispatcher.group.is_dying(next(iter(buried))):
+            if len(letters) == 1 and dispatcher.group.dying.holds(next(iter(buried))):
                 await _bury_less(dispatcher, letters[0], buried, error, durability)
 
 
@@ -219,7 +219,7 @@ async def _bury_less(
             return
         except TooLarge as refused:
             error = refused
-        if dispatcher.closed or not dispatcher.group.is_dying(part):
+        if dispatcher.closed or not dispatcher.group.dying.holds(part):
             return
     dispatcher.group.set_apart(part)
     message = f"dying message {letter.headers[DIED_ORIGIN] or part.first}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,8 @@ class Dispatcher:
         """Units of copies being written, each with its event and the messages that die by it."""
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
+        self._resting = 0
+        """Moves that are under way, in which nothing is delivered."""
         self.stopping = False
         """The broker stops: nothing can be settled any more, and nothing is taken from anyone for that."""
         self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0, "failed": 0}
@@ -415,7 +418,7 @@ class Dispatcher:
     def _try(self, member: Member, request: wire.Pull, least: int) -> Pulled | None:
         if self._changed:
             self.notice()
-        if self.outage is not None and not self._may_probe(self.outage):
+        if self._resting or (self.outage is not None and not self._may_probe(self.outage)):
             return None
         command = Pull(member.consumer, self.next_pull(), request.max_messages, request.max_bytes, least)
         events = self.group.decide(command, self.time.now_us())
@@ -578,6 +581,16 @@ class Dispatcher:
                 gone = missing(self.group, member.consumer, pull, up_to=False)
                 lost += [(pull, part.lane, part.first, part.count, why) for _, part, why in gone]
         return wire.Held(held, lost[:LOST_MAX])
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Deliver nothing meanwhile: the messages that are taken from consumers are about to be moved."""
+        self._resting += 1
+        try:
+            yield
+        finally:
+            self._resting -= 1
+            self.wake()
 
     # Members
 

@@ -141,6 +141,8 @@ async def recover_group(
         if isinstance(event, Started):
             # The snapshot may be of a group that was deleted, and made anew under the same name.
             back.group, back.whole = Group(config, shards), True
+        while isinstance(event, Pulled) and back.group.retries.ripen(event.at_us):
+            await part.rest()
         back.apply(event)
     return back.group
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from towline.broker.schedule.delivered_ids import trim_arrivals
-from towline.delivery import Move, Part, Start
+from towline.clock import TimeSlice
+from towline.delivery import Move, Part, Start, Withdraw
+from towline.delivery.group.group import TAKE_MAX
 from towline.delivery.group.parts import cut
-from towline.delivery.group.seek import weigh, within_bounds
+from towline.delivery.group.seek import pulls_in_the_way, weigh, within_bounds
 from towline.errors import BadRequest, Conflict
 from towline.model import LANES, Durability, Span, check_topic, is_pattern, lane_name, matches
 from towline.protocol import messages as wire
@@ -75,14 +79,26 @@ async def _wanted(dispatcher: Dispatcher, request: Seek) -> Moves:
 
 
 async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: Durability) -> None:
-    while dispatcher.copying:
-        # Messages that are being copied may turn out to be dying still.
-        await asyncio.wait(dispatcher.copying)
-    _, appended = dispatcher.run(Move(moves, reason), durability)
-    dispatcher.wake()
+    with dispatcher.at_rest():
+        await _take_away(dispatcher, moves)
+        while dispatcher.copying:
+            # Messages that are being copied may turn out to be dying still.
+            await asyncio.wait(dispatcher.copying)
+        _, appended = dispatcher.run(Move(moves, reason), durability)
     dispatcher.arm()
     if appended is not None:
         await appended.done
+
+
+async def _take_away(dispatcher: Dispatcher, moves: Moves) -> None:
+    """Take the pulls of which something is moved away from their consumers, bit by bit: they may be very large."""
+    leases, part = dispatcher.group.leases, TimeSlice()
+    pulls = deque(pulls_in_the_way(dispatcher.group, moves))
+    while pulls and not dispatcher.closed:
+        dispatcher.run(Withdraw(tuple(islice(pulls, TAKE_MAX))))
+        while pulls and pulls[0] not in leases:
+            pulls.popleft()
+        await part.rest()
 
 
 async def purge(

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from towline.broker.table_snapshot import Slots, packed_struct
-from towline.clock import Clock, SteadyClock, TimeSlice, in_slices
+from towline.broker.table_snapshot import Slots, joined
+from towline.clock import Clock, SteadyClock, TimeSlice, in_slices, in_steps
 from towline.delivery import GroupSnapshot, snapshot
-from towline.delivery.group.snapshot import EXCERPT, Rest, excerpt, open_parts, rest_of
+from towline.delivery.group.snapshot import EXCERPT, OpenState, Rest, excerpt, open_parts, rest_in
 from towline.errors import StoreDamaged
 from towline.format import not_understood
 from towline.model import OFFSETS_FILE, Durability, pull_stream
@@ -111,28 +111,28 @@ class Snapshots:
         if ahead:
             await self._go_back(ahead, f"it speaks of events that the log does not have: {NEWER}")
         for name in [name for name, one in self.groups.items() if one.rest]:
-            await self._load_rest(name)
+            await self._load_rest(name, part)
         older = await self._file.load_older()
         named = {_slot_of(one) for one in (*offsets.groups, *(older.groups if older else ())) if one.rest}
         self._slots.named = self._slots_before = named
         self._written = self._before = {name: one.position for name, one in self.groups.items()}
 
-    async def _load_rest(self, name: Name) -> None:
-        if await self._find_rest(name):
+    async def _load_rest(self, name: Name, part: TimeSlice) -> None:
+        if await self._find_rest(name, part):
             return
         document = self.groups[name].rest.split()[0]
         await self._go_back([name], f"{document} is missing or damaged")
-        if name in self.groups and self.groups[name].rest and not await self._find_rest(name):
+        if name in self.groups and self.groups[name].rest and not await self._find_rest(name, part):
             log.error("%s: its rest is missing or damaged as well. The pull log is replayed instead", OFFSETS_FILE)
             del self.groups[name]
 
-    async def _find_rest(self, name: Name) -> bool:
+    async def _find_rest(self, name: Name, part: TimeSlice) -> bool:
         document, _, checksum = self.groups[name].rest.partition(" ")
         found = await self._store.load(document) or b""
         if f"{crc32c(found):08x}" != checksum:
             return False
         try:
-            self.rests[name] = msgspec.msgpack.decode(found, type=Rest)
+            self.rests[name] = await in_steps(rest_in(found), part)
         except msgspec.MsgspecError as error:
             raise not_understood(document, error) from None
         return True
@@ -216,9 +216,11 @@ class Snapshots:
         size = open_parts(one.group)
         if size < EXCERPT:
             return _Noted(position, set_us, refusals, now_s, size, _text(snapshot(one.group, position, set_us)))
-        rest, slot = rest_of(one.group, set_us), self._slots.take()
-        shown = excerpt(one.group, rest, position, "", set_us)
-        document = await packed_struct(rest)
+        shown, state, slot = excerpt(one.group, position, set_us), OpenState(one.group, set_us), self._slots.take()
+        try:
+            document = await joined(state.pieces())
+        finally:
+            state.close()
         text = _text(msgspec.structs.replace(shown, rest=f"{_rest_name(slot)} {crc32c(document):08x}"))
         return _Noted(position, set_us, refusals, now_s, size, text, slot, document)
 

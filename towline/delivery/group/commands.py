@@ -22,6 +22,7 @@ __all__ = [
     "Resend",
     "Skip",
     "Start",
+    "Withdraw",
 ]
 
 
@@ -128,6 +129,13 @@ class Resend(msgspec.Struct, frozen=True):
     dead: tuple[int, ...]
 
 
+class Withdraw(msgspec.Struct, frozen=True):
+    """Take these pulls away from their consumers, because the group is about to move. As much as `Leave` does: repeat
+    it until nothing of them is left."""
+
+    pulls: tuple[int, ...]
+
+
 class Move(msgspec.Struct, frozen=True):
     """Continue elsewhere: by lane, the next message to deliver."""
 
@@ -135,4 +143,6 @@ class Move(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Move | Expire | Forfeit
+Command = (
+    Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Withdraw | Move | Expire | Forfeit
+)

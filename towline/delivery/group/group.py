@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from operator import lt
+from operator import lt, ne
 from typing import Final
 
 from towline.delivery.group.commands import (
@@ -23,6 +23,7 @@ from towline.delivery.group.commands import (
     Resend,
     Skip,
     Start,
+    Withdraw,
 )
 from towline.delivery.group.events import (
     Acked,
@@ -44,9 +45,8 @@ from towline.delivery.group.events import (
 )
 from towline.delivery.group.lease import Act, Lease, SettledPulls, lost
 from towline.delivery.group.parts import (
-    PartSet,
+    Dying,
     add_interval,
-    cut,
     cut_before,
     disjoint,
     in_intervals,
@@ -105,7 +105,7 @@ class Group:
         self.settled = SettledPulls()
         self.retries = RetryQueue(shards)
         self.shards = Shards(shards, self.retries) if shards else None
-        self.dying: dict[Part, str] = {}
+        self.dying = Dying()
         self.resent: list[tuple[int, int]] = []
         """Dead letters that were sent again and are still there, as (first, count)."""
         self.resent_count = 0
@@ -113,6 +113,8 @@ class Group:
         self.turns = 0
         """Pulls granted so far."""
         self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
+        self.on_lease_change: Callable[[Lease], None] | None = None
+        """Told of a lease before it changes, while somebody reads out what is open."""
         self._deadlines: list[tuple[int, int]] = []
         owns = range(self.topic_lanes, count)
         self.ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
@@ -148,7 +150,7 @@ class Group:
     # Figures
 
     def lag(self) -> int:
-        return self.backlog() + self.leased() + self.retries.messages + sum(part.count for part in self.dying)
+        return self.backlog() + self.leased() + self.retries.messages + self.dying.messages
 
     def backlog(self) -> int:
         return sum(
@@ -159,7 +161,8 @@ class Group:
         """Whether a pull could take anything now."""
         if self.config.paused:
             return False
-        self.retries.ripen(now_us)
+        if self.shards is not None or not self.retries.has_ready():
+            self.retries.ripen(now_us)
         if self.shards is None:
             return self.retries.has_ready() or any(map(lt, self.next, self.ends))
         self.shards.ripen(now_us)
@@ -189,7 +192,7 @@ class Group:
     def pins(self) -> dict[int, int]:
         """By lane, the oldest message that must not be dropped: leased, retrying or dying."""
         lowest = self.retries.lowest()
-        for found in (*(lease.open.lowest() for lease in self.leases.values()), PartSet(self.dying).lowest()):
+        for found in (*(lease.open.lowest() for lease in self.leases.values()), self.dying.lowest()):
             for lane, first in found.items():
                 lowest[lane] = min(first, lowest.get(lane, first))
         return lowest
@@ -226,6 +229,9 @@ class Group:
                 return self._decide_forfeit(command, now_us)
             case Resend():
                 return self._decide_resend(command, now_us)
+            case Withdraw():
+                held = (self.leases[pull] for pull in command.pulls if pull in self.leases)
+                return [Returned(now_us, one.pull, tuple(parts), taken=True) for one, parts in _first_few(held)]
             case Move():
                 moves = within_bounds(self, command.moves)
                 return [Moved(now_us, moves, command.reason)] if moves else []
@@ -233,7 +239,7 @@ class Group:
     def _decide_pull(self, command: Pull, now_us: int) -> list[Event]:
         if self.config.paused:
             return []
-        self.retries.ripen(now_us)
+        self.retries.ripen(now_us, max(command.max_messages, 1))
         if self.shards is not None:
             self.shards.ripen(now_us)
         events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
@@ -359,9 +365,10 @@ class Group:
     def _open_within(self, pull: int, spans: Iterable[Span]) -> list[Part]:
         """The open or dying parts of a pull within spans."""
         lease = self.leases.get(pull)
-        candidates: Iterable[Part] = self.dying if not pull else lease.open if lease is not None else ()
-        pieces = [cut(part, span) for span in disjoint(spans) for part in candidates]
-        return [piece for piece in pieces if piece]
+        if pull and lease is None:
+            return []
+        parts = self.dying if lease is None else lease.open
+        return [piece for span in disjoint(spans) for piece in parts.within(span)]
 
     def _decide_resend(self, command: Resend, now_us: int) -> list[Event]:
         chosen: list[tuple[int, int]] = []
@@ -391,7 +398,6 @@ class Group:
     def apply(self, event: Event) -> None:
         """Make an event true. The same in service and in recovery."""
         if isinstance(event, Pulled):
-            self.retries.ripen(event.at_us)
             if event.consumer == RETENTION:
                 self.retries.expose(event.parts)
             self._move(event)
@@ -423,11 +429,29 @@ class Group:
     def _move(self, event: Moving) -> None:
         """Move the messages from their present state to the one in the table."""
         rule = RULES[type(event)]
+        if isinstance(event, Acked) and len(event.parts) > 1 and self._acks_all(event):
+            return
         for part in event.parts:
             source = rule.sources[0] if len(rule.sources) == 1 else self._source(event, part)
             assert source in rule.sources, (event, part, source)
             self._leave(source, part, event)
             self._enter(rule.target, part, event)
+
+    def _acks_all(self, event: Acked) -> bool:
+        """Settle a pull of many parts at once if all of its open messages are acked."""
+        lease = self.leases.get(event.pull)
+        if lease is None or len(event.parts) != len(lease.open) or any(map(ne, event.parts, lease.open)):
+            return False
+        if self.on_lease_change is not None:
+            self.on_lease_change(lease)
+        count, by_lane = lease.open.messages, lease.open.counts()
+        lease.settle_all("acked")
+        self._count_in_flight(lease.consumer, -count)
+        self.counters[RULES[Acked].target] += count
+        if self.shards is not None:
+            for lane, many in by_lane.items():
+                self.shards.lease(lane, -many)
+        return True
 
     def _source(self, event: Moving, part: Part) -> State:
         """Where the table leaves a choice: the present state of the messages of a part; it is one for all of them."""
@@ -442,11 +466,13 @@ class Group:
         elif state is State.RETRYING:
             self.retries.remove(part)
         elif state is State.DYING:
-            self.remove_dying(part)
+            self.dying.remove(part)
         else:
             assert not isinstance(event, (Pulled, Buried, Overrun)), event
             lease = self.leases.get(event.pull)
             assert lease is not None, event
+            if self.on_lease_change is not None:
+                self.on_lease_change(lease)
             if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
                 lease.take(part, "" if isinstance(event, Returned) else event.reason)
             else:
@@ -455,6 +481,8 @@ class Group:
 
     def take_from(self, lease: Lease, part: Part) -> None:
         """A consumer does not hold these messages any more, and cannot settle them."""
+        if self.on_lease_change is not None:
+            self.on_lease_change(lease)
         lease.take(part)
         self._ended(lease, part)
 
@@ -472,7 +500,7 @@ class Group:
                 self.retries.add(again, AT_ONCE)
         elif state is State.DYING:
             assert isinstance(event, GaveUp), event
-            self.dying[part] = event.reason
+            self.dying.add(part, event.reason)
         elif state is not State.LEASED:
             self.counters[state] += part.count
 
@@ -499,7 +527,7 @@ class Group:
                 self.counters[State.DEAD] += count
             return
         for part, reason in zip(event.parts, reasons, strict=True):
-            self.dying[part] = reason
+            self.dying.add(part, reason)
             self.counters[State.DEAD] -= part.count
 
     def grant(self, event: Pulled) -> None:
@@ -557,26 +585,13 @@ class Group:
         else:
             self.in_flight.pop(consumer, None)
 
-    def is_dying(self, part: Part) -> bool:
-        return part in self.dying or any(cut(one, part) == part for one in self.dying)
-
     def set_apart(self, part: Part) -> None:
         """Cut out a part of a dying range, or all of it, as a range of its own. No event says so."""
-        reason = next(why for one, why in self.dying.items() if cut(one, part) == part)
-        self.remove_dying(part)
-        self.dying[part] = reason
-
-    def remove_dying(self, part: Part) -> None:
-        """A part of a dying range may be buried before the rest of it."""
-        if part in self.dying:
-            del self.dying[part]
-            return
-        whole = next((one for one in self.dying if cut(one, part) == part), None)
+        whole = self.dying.find(part.lane, part.first)
         assert whole is not None, (part, self.dying)
-        reason = self.dying.pop(whole)
-        rest = PartSet([whole])
-        rest.remove(part)
-        self.dying.update(dict.fromkeys(rest, reason))
+        reason = self.dying[whole]
+        self.dying.remove(part)
+        self.dying.add(part, reason)
 
 
 def _first_few(leases: Iterable[Lease]) -> Iterator[tuple[Lease, list[Part]]]:

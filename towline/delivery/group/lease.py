@@ -88,6 +88,14 @@ class Lease:
         else:
             self.settled[act] = PartSet((part,))
 
+    def settle_all(self, act: Act) -> None:
+        """Settle all open messages."""
+        if act in self.settled:
+            self.settled[act].merge(self.open)
+        else:
+            self.settled[act] = self.open
+        self.open = PartSet()
+
     def take(self, part: Part, why: str = "") -> None:
         self.open.remove(part)
         if self.gone is _NOTHING:

@@ -33,9 +33,9 @@ def standing(group: Group, lane: int, seq: int) -> MessageStatus | None:
     for lease in group.leases.values():
         for part in lease.open.within(span):
             return MessageStatus(State.LEASED, part.attempt, lease.deadline_us)
-    for part in group.dying:
-        if part.lane == lane and part.first <= seq < part.end:
-            return MessageStatus(State.DYING, part.attempt)
+    dying = group.dying.find(lane, seq)
+    if dying is not None:
+        return MessageStatus(State.DYING, dying.attempt)
     retrying = group.retries.due_of(lane, seq)
     return None if retrying is None else MessageStatus(State.RETRYING, *retrying)
 

@@ -8,9 +8,20 @@ from itertools import chain
 from operator import attrgetter
 
 from towline.delivery.group.events import Part
+from towline.delivery.group.ranges import Ranges
 from towline.model import Span
 
-__all__ = ["PartSet", "add_interval", "cut", "cut_before", "disjoint", "in_intervals", "messages_in", "remove_interval"]
+__all__ = [
+    "Dying",
+    "PartSet",
+    "add_interval",
+    "cut",
+    "cut_before",
+    "disjoint",
+    "in_intervals",
+    "messages_in",
+    "remove_interval",
+]
 
 _first = attrgetter("first")
 
@@ -42,6 +53,9 @@ class PartSet:
         if row is None:
             self._lanes[part.lane] = [part]
             return
+        if row[-1].end < part.first:
+            row.append(part)
+            return
         low = high = bisect_left(row, part.first, key=_first)
         first, end = part.first, part.end
         if low:
@@ -55,6 +69,12 @@ class PartSet:
             if end == after.first and after.attempt == part.attempt:
                 high, end = high + 1, after.end
         row[low:high] = [Part(part.lane, first, end - first, part.attempt)]
+
+    def merge(self, other: PartSet) -> None:
+        """Add all parts of another set, which is not to be used any more; none may overlap one that is here."""
+        self.messages += other.messages
+        for lane, row in other._lanes.items():
+            self._lanes[lane] = _merged(self._lanes[lane], row) if lane in self._lanes else row
 
     def within(self, span: Span, most: int | None = None) -> list[Part]:
         """The parts of this set that lie within `span`, cut to it; the first of them, if there are more than `most`."""
@@ -88,6 +108,119 @@ class PartSet:
     def lowest(self) -> dict[int, int]:
         """The lowest sequence number of each lane."""
         return {lane: row[0].first for lane, row in self._lanes.items()}
+
+    def ends(self) -> dict[int, int]:
+        """Where the last part of each lane ends that has any."""
+        return {lane: row[-1].end for lane, row in self._lanes.items()}
+
+    def counts(self) -> dict[int, int]:
+        """How many messages there are of each lane that has any."""
+        if len(self._lanes) == 1:
+            return dict.fromkeys(self._lanes, self.messages)
+        return {lane: messages_in(row) for lane, row in self._lanes.items()}
+
+
+def _merged(one: list[Part], other: list[Part]) -> list[Part]:
+    """Two rows of a lane as one."""
+    merged: list[Part] = []
+    lane, first, end, attempt = one[0].lane, 0, 0, -1
+    for _, at, count, tries in sorted(one + other):  # tuples, of which both rows are runs
+        assert end <= at, (one, other)
+        if end != at or attempt != tries:
+            if end:
+                merged.append(Part(lane, first, end - first, attempt))
+            first, attempt = at, tries
+        end = at + count
+    merged.append(Part(lane, first, end - first, attempt))
+    return merged
+
+
+class Dying(dict[Part, str]):
+    """Messages that are about to be copied to the dead letters: disjoint parts with their reasons, in the order in
+    which they died. There may be very many of them: an index tells where a message is. `add`, `remove` and `drop` keep
+    it."""
+
+    __slots__ = ("_lanes", "messages")
+
+    def __init__(self, entries: Iterable[tuple[Part, str]] = ()) -> None:
+        super().__init__()
+        self._lanes: dict[int, Ranges] = {}
+        """The numbers of all parts, with their attempts."""
+        self.messages = 0
+        for part, reason in entries:
+            self.add(part, reason)
+
+    def add(self, part: Part, reason: str) -> None:
+        self[part] = reason
+        self.messages += part.count
+        if part.lane not in self._lanes:
+            self._lanes[part.lane] = Ranges()
+        self._lanes[part.lane].add(part.first, part.count, part.attempt, joined=False)
+
+    def find(self, lane: int, number: int) -> Part | None:
+        """The part that has this message."""
+        row = self._lanes.get(lane)
+        found = row.find(number) if row is not None else None
+        return None if found is None else Part(lane, *found)
+
+    def holds(self, part: Part) -> bool:
+        """Whether a part is here, whole and under the same attempt, in one entry."""
+        whole = self.find(part.lane, part.first)
+        return whole is not None and cut(whole, part) == part
+
+    def within(self, span: Span, most: int | None = None) -> list[Part]:
+        """The parts that lie within `span`, cut to it, in order; the first of them, if there are more than `most`."""
+        row, at, found = self._lanes.get(span.lane), span.first, list[Part]()
+        while row is not None and at < span.end and len(found) != most:
+            one = row.overlap(at, span.end)
+            if one is None:
+                break
+            first, at = max(one[0], at), min(one[0] + one[1], span.end)
+            found.append(Part(span.lane, first, at - first, one[2]))
+        return found
+
+    def remove(self, part: Part) -> None:
+        """Take out a part that must be here; it may be some of an entry."""
+        whole = self.find(part.lane, part.first)
+        assert whole is not None, f"{part} is not dying"
+        assert cut(whole, part) == part, (whole, part)
+        reason = self.pop(whole)
+        row = self._lanes[part.lane]
+        row.remove(whole.first, whole.end)
+        if not row:
+            del self._lanes[part.lane]
+        self.messages -= whole.count
+        if whole != part:
+            rest = PartSet([whole])
+            rest.remove(part)
+            for one in rest:
+                self.add(one, reason)
+
+    def drop(self, lane: int, first: int) -> int:
+        """Take out all messages of a lane from `first` on. How many they were."""
+        row = self._lanes.get(lane)
+        if row is None or row.end <= first:
+            return 0
+        whole = self.find(lane, first)
+        if whole is not None and whole.first < first:
+            self.remove(whole._replace(first=first, count=whole.end - first))
+            return whole.end - first + self.drop(lane, first)
+        _, gone = row.drop(first)
+        if not row:
+            del self._lanes[lane]
+        self.messages -= gone
+        kept = [(part, reason) for part, reason in self.items() if part.lane != lane or part.first < first]
+        self.clear()
+        self.update(kept)
+        return gone
+
+    def lowest(self) -> dict[int, int]:
+        """The first sequence number of each lane that has any."""
+        return {lane: row.first for lane, row in self._lanes.items()}
+
+    def counts(self) -> dict[int, int]:
+        """How many messages there are of each lane that has any."""
+        return {lane: row.messages for lane, row in self._lanes.items()}
 
 
 def messages_in(parts: Sequence[Part]) -> int:

@@ -10,7 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-__all__ = ["Columns", "Range", "Ranges", "ranges_in"]
+__all__ = ["Block", "Columns", "Range", "Ranges", "ranges_in"]
 
 BLOCK: Final = 512
 """Ranges of a block: insertion and removal move no more than these."""
@@ -43,11 +43,19 @@ def _array(kind: str, data: bytes) -> array[int]:
     return numbers
 
 
-class _Block:
-    __slots__ = ("counts", "firsts", "kinds")
+class Block:
+    """Some hundred ranges."""
+
+    __slots__ = ("counts", "firsts", "kinds", "shared")
 
     def __init__(self, firsts: array[int], counts: array[int], kinds: array[int]) -> None:
         self.firsts, self.counts, self.kinds = firsts, counts, kinds
+        self.shared = False
+        """Somebody reads it: a copy takes its place before it changes."""
+
+    def columns(self) -> Columns:
+        """All of it as bytes."""
+        return _little(self.firsts), _little(self.counts), _little(self.kinds)
 
     @property
     def first(self) -> int:
@@ -60,12 +68,16 @@ class _Block:
     def at(self, index: int) -> Range:
         return self.firsts[index], self.counts[index], self.kinds[index]
 
-    def halves(self, size: int) -> list[_Block]:
+    def halves(self, size: int) -> list[Block]:
         """The block, cut into blocks of this size."""
-        return [
-            _Block(self.firsts[at : at + size], self.counts[at : at + size], self.kinds[at : at + size])
-            for at in range(0, len(self.firsts), size)
-        ]
+        return [self.between(at, at + size) for at in range(0, len(self.firsts), size)]
+
+    def parted(self, at: int) -> list[Block]:
+        """The block, cut in two; the first one has this size."""
+        return [self.between(0, at), self.between(at, len(self.firsts))]
+
+    def between(self, begin: int, end: int) -> Block:
+        return Block(self.firsts[begin:end], self.counts[begin:end], self.kinds[begin:end])
 
     def replace(self, index: int, ranges: list[Range]) -> None:
         """Put these ranges in the place of one."""
@@ -83,7 +95,7 @@ class Ranges:
     __slots__ = ("_blocks",)
 
     def __init__(self) -> None:
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
@@ -100,16 +112,34 @@ class Ranges:
     def end(self) -> int:
         return self._blocks[-1].end
 
-    def columns(self) -> Iterator[Columns]:
-        """All ranges as bytes, some hundred at a time."""
+    @property
+    def size(self) -> int:
+        """How many ranges there are."""
+        return _size(self._blocks)
+
+    @property
+    def messages(self) -> int:
+        return sum([sum(block.counts) for block in self._blocks])
+
+    def shared(self) -> list[Block]:
+        """All ranges as they are now, some hundred at a time, for a reader that comes later."""
         for block in self._blocks:
-            yield _little(block.firsts), _little(block.counts), _little(block.kinds)
+            block.shared = True
+        return self._blocks.copy()
+
+    def _own(self, number: int) -> Block:
+        """A block that is about to change."""
+        block = self._blocks[number]
+        if block.shared:
+            block = self._blocks[number] = block.between(0, len(block.firsts))
+        return block
 
     def kinds(self) -> set[int]:
         return {kind for block in self._blocks for kind in set(block.kinds)}
 
     def renumber(self, kinds: Mapping[int, int]) -> None:
-        for block in self._blocks:
+        for number in range(len(self._blocks)):
+            block = self._own(number)
             block.kinds = array("I", map(kinds.__getitem__, block.kinds))
 
     def add(self, first: int, count: int, kind: int, *, joined: bool = True) -> int:
@@ -117,8 +147,8 @@ class Ranges:
         blocks = self._blocks
         number = max(bisect_right(blocks, first, key=_first) - 1, 0) if blocks and first < blocks[-1].first else -1
         if not blocks:
-            blocks.append(_Block(array("q"), array("q"), array("I")))
-        block = blocks[number]
+            blocks.append(Block(array("q"), array("q"), array("I")))
+        block = self._own(number)
         firsts = block.firsts
         at = bisect_left(firsts, first)
         if at:
@@ -182,7 +212,7 @@ class Ranges:
         found = self._overlap(first, end)
         assert found is not None, (first, end)
         number, at = found
-        block = self._blocks[number]
+        block = self._own(number)
         begin, count, kind = block.at(at)
         assert begin <= first and end <= begin + count, (begin, count, first, end)  # noqa: PT018
         if first == begin and end == begin + count:
@@ -197,9 +227,21 @@ class Ranges:
             self._blocks[number : number + 1] = block.halves(BLOCK // 2 + 1)
         return len(rest) - 1
 
+    def cut_off(self, most: int) -> Ranges:
+        """Remove the first ranges, so many or all."""
+        some, number = Ranges(), 0
+        while number < len(self._blocks) and most > 0:
+            block = self._blocks[number]
+            if len(block.firsts) > most:
+                self._blocks[number : number + 1] = block.parted(most)
+            most -= len(self._blocks[number].firsts)
+            number += 1
+        some._blocks, self._blocks = self._blocks[:number], self._blocks[number:]
+        return some
+
     def drop(self, first: int) -> tuple[int, int]:
         """Remove all from a number on: the change, and how many numbers that were."""
-        kept: list[_Block] = []
+        kept: list[Block] = []
         change = gone = 0
         for block in self._blocks:
             if block.end <= first:
@@ -208,28 +250,29 @@ class Ranges:
             at = bisect_left(block.firsts, first)
             change -= len(block.firsts) - at
             gone += sum(block.counts[at:])
-            del block.firsts[at:], block.counts[at:], block.kinds[at:]
-            if at and (over := block.end - first) > 0:
-                block.counts[-1] -= over
+            if not at:
+                continue
+            before = block.between(0, at)
+            if (over := before.end - first) > 0:
+                before.counts[-1] -= over
                 gone += over
-            if at:
-                kept.append(block)
+            kept.append(before)
         self._blocks = kept
         return change, gone
 
 
-def _size(blocks: list[_Block]) -> int:
+def _size(blocks: list[Block]) -> int:
     return sum(len(block.firsts) for block in blocks)
 
 
-def _merged(blocks: list[_Block]) -> _Block:
+def _merged(blocks: list[Block]) -> Block:
     firsts, counts, kinds = array("q"), array("q"), array("I")
     for block in blocks:
         firsts += block.firsts
         counts += block.counts
         kinds += block.kinds
     order = sorted(range(len(firsts)), key=firsts.__getitem__)
-    return _Block(
+    return Block(
         array("q", map(firsts.__getitem__, order)),
         array("q", map(counts.__getitem__, order)),
         array("I", map(kinds.__getitem__, order)),

@@ -15,7 +15,7 @@ from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from towline.delivery.group.events import Failed, Part
-from towline.delivery.group.ranges import Columns, Range, Ranges, ranges_in
+from towline.delivery.group.ranges import Block, Columns, Range, Ranges, ranges_in
 
 __all__ = ["AT_ONCE", "Kind", "Retry", "RetryQueue", "due_after", "wait_of"]
 
@@ -33,6 +33,8 @@ ENTRIES_MAX: Final = 1_000_000
 KINDS_MAX: Final = 50_000
 """Distinct attempts and due times of the entries: a kind takes far more memory than an entry."""
 TIDY_AFTER: Final = 10_000
+RIPE_AT_ONCE: Final = 1_000
+"""Entries that become ready in one step; a pull takes no more."""
 AT_A_TIME: Final = 500
 """Entries between two moments in which other tasks may run."""
 
@@ -56,7 +58,18 @@ class RetryQueue:
     not: the messages, their attempts, and their due times.
     """
 
-    __slots__ = ("_dues", "_in_place", "_kinds", "_numbers", "_ready", "_removed", "_waiting", "messages", "size")
+    __slots__ = (
+        "_behind",
+        "_dues",
+        "_in_place",
+        "_kinds",
+        "_numbers",
+        "_ready",
+        "_removed",
+        "_waiting",
+        "messages",
+        "size",
+    )
 
     def __init__(self, in_place: int = 0) -> None:
         self._in_place = in_place
@@ -67,6 +80,8 @@ class RetryQueue:
         """By due time and lane."""
         self._dues: list[int] = []
         """A heap of due times; at some of them nothing waits any more."""
+        self._behind = False
+        """More was due than has become ready."""
         self._ready: dict[int, Ranges] = {}
         self._kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}
@@ -99,11 +114,11 @@ class RetryQueue:
             if last is not None:
                 yield self._retry(lane, last)
 
-    def columns(self, set_us: int = 0) -> tuple[list[Kind], list[tuple[int, Columns]]]:
-        """All entries, compact: kinds, by a clock that is ahead by `set_us`, and by lane the ranges that have them."""
-        kinds = [(attempt, due_us and due_us + set_us, wait_us) for attempt, due_us, wait_us in self._kinds]
+    def shared(self) -> tuple[list[Kind], list[tuple[int, Block]]]:
+        """All entries as they are now, compact, for a reader that comes later: kinds, and by lane the ranges that have
+        them."""
         rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
-        return kinds, [(lane, columns) for lane, row in rows for columns in row.columns()]
+        return self._kinds.copy(), [(lane, block) for lane, row in rows for block in row.shared()]
 
     def add_columns(self, kinds: Sequence[Kind], lane: int, columns: Columns) -> None:
         for first, count, kind in ranges_in(columns):
@@ -194,17 +209,29 @@ class RetryQueue:
         self._kinds = [self._kinds[old] for old in used]
         self._numbers = {kind: number for number, kind in enumerate(self._kinds)}
 
-    def ripen(self, now_us: int) -> None:
-        """Make ready all that is due."""
+    def ripen(self, now_us: int, most: int = RIPE_AT_ONCE) -> bool:
+        """Make ready the entries that are due, as many as go in one step; where those are not all, `most` at a time,
+        beside the first ones of a lane. Whether more are due."""
         due: dict[int, list[Ranges]] = {}
-        while self._dues and self._dues[0] <= now_us:
-            for lane, row in self._waiting.pop(heapq.heappop(self._dues), {}).items():
-                due.setdefault(lane, []).append(row)
-        for lane, rows in due.items():
+        room = min(most, RIPE_AT_ONCE) if self._behind else RIPE_AT_ONCE
+        while room > 0 and self._dues and self._dues[0] <= now_us:
+            rows = self._waiting.get(self._dues[0], {})
+            for lane in list(rows):
+                if lane not in self._ready:
+                    self._ready[lane] = rows.pop(lane)
+                elif room:
+                    some = rows[lane].cut_off(room)
+                    room -= some.size
+                    due.setdefault(lane, []).append(some)
+                    if not rows[lane]:
+                        del rows[lane]
+            if not rows:
+                self._waiting.pop(heapq.heappop(self._dues), None)
+        for lane, found in due.items():
             # All at once: with jitter there are very many due times.
-            ready = self._ready[lane] if lane in self._ready else self._ready.setdefault(lane, rows.pop())
-            if rows:
-                ready.merge(*rows)
+            self._ready[lane].merge(*found)
+        self._behind = bool(self._dues) and self._dues[0] <= now_us
+        return self._behind
 
     def expose(self, parts: Iterable[Part]) -> None:
         """Make ready the entries that are about to be removed although they are not due."""
@@ -314,6 +341,14 @@ class RetryQueue:
         while self._dues and not self._waiting.get(self._dues[0]):
             self._waiting.pop(heapq.heappop(self._dues), None)
         return self._dues[0] if self._dues else None
+
+    def counts(self) -> dict[int, int]:
+        """How many messages there are of each lane that has any."""
+        counts: dict[int, int] = {}
+        for rows in (self._ready, *self._waiting.values()):
+            for lane, row in rows.items():
+                counts[lane] = counts.get(lane, 0) + row.messages
+        return counts
 
     def lowest(self) -> dict[int, int]:
         lowest = {lane: row.first for lane, row in self._ready.items()}

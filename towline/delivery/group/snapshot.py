@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -24,19 +24,36 @@ from towline.delivery.group.events import (
 )
 from towline.delivery.group.group import Group
 from towline.delivery.group.lease import Act, Lease
-from towline.delivery.group.parts import PartSet, cut
+from towline.delivery.group.parts import Dying, PartSet, cut
 from towline.delivery.group.ranges import Columns
 from towline.delivery.group.retry import AT_ONCE, Kind, Retry
 from towline.delivery.group.states import State
 from towline.model import LANES, GroupConfig, Span, lane_name
 
-__all__ = ["GroupSnapshot", "LeaseSnapshot", "Rest", "excerpt", "mend", "open_parts", "rest_of", "restore", "snapshot"]
+__all__ = [
+    "GroupSnapshot",
+    "LeaseSnapshot",
+    "OpenState",
+    "Rest",
+    "excerpt",
+    "mend",
+    "open_parts",
+    "rest_in",
+    "restore",
+    "snapshot",
+]
 
 
 EXCERPT: Final = 1_000
 """Open parts that are shown where all of them are in a document of their own."""
+_ENCODE = msgspec.msgpack.Encoder().encode
+
 SETTLED_MAX: Final = 128
 """Settled pulls in a snapshot: an act that is sent again after a restart is one of the last, its answer was lost."""
+
+
+NAMED: Final = ("pull", "consumer")
+"""Fields of a lease that are always told."""
 
 
 class LeaseSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,25 +114,113 @@ def open_parts(group: Group) -> int:
     return held + group.retries.size + len(group.dying) + len(group.resent)
 
 
-def rest_of(group: Group, set_us: int = 0) -> Rest:
-    last = islice(reversed(group.settled.values()), SETTLED_MAX)
-    return Rest(
-        [_lease_out(lease, set_us) for lease in group.leases.values()],
-        [_lease_out(lease, set_us) for lease in last][::-1],
-        list(group.dying.items()),
-        list(group.resent),
-        *group.retries.columns(set_us),
-    )
+class OpenState:
+    """The open messages of a group at one moment: very many, read out bit by bit while the group goes on. Until this is
+    closed, the group says which leases are about to change."""
+
+    def __init__(self, group: Group, set_us: int = 0) -> None:
+        self._group = group
+        self._set_us = set_us
+        self._leases = dict(group.leases)
+        """Those that are not read out yet, …"""
+        self._kept: dict[int, LeaseSnapshot] = {}
+        """… and how they were, if they have changed since."""
+        last = islice(reversed(group.settled.values()), SETTLED_MAX)
+        self._settled = [_lease_out(lease, set_us) for lease in last][::-1]
+        self._dying = dict(group.dying)
+        self._resent = group.resent.copy()
+        self._kinds, self._retries = group.retries.shared()
+        group.on_lease_change = self._keep
+
+    def close(self) -> None:
+        self._group.on_lease_change = None
+
+    def _keep(self, lease: Lease) -> None:
+        if lease.pull in self._leases and lease.pull not in self._kept:
+            self._kept[lease.pull] = _lease_out(lease, self._set_us)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The document of a `Rest`. Others may have their turn between any two pieces."""
+        set_us = self._set_us
+        kinds = ((attempt, due_us and due_us + set_us, wait_us) for attempt, due_us, wait_us in self._kinds)
+        yield bytes([0x90 + len(Rest.__struct_fields__)])
+        yield _list_of(len(self._leases))
+        for pull, lease in list(self._leases.items()):
+            yield from _lease_pieces(self._kept.pop(pull) if pull in self._kept else _lease_out(lease, set_us))
+            del self._leases[pull]
+        yield _list_of(len(self._settled))
+        for settled in self._settled:
+            yield from _lease_pieces(settled)
+        yield from _pieces(len(self._dying), self._dying.items())
+        yield from _pieces(len(self._resent), self._resent)
+        yield from _pieces(len(self._kinds), kinds)
+        yield from _pieces(len(self._retries), ((lane, block.columns()) for lane, block in self._retries), 10)
 
 
-def excerpt(group: Group, rest: Rest, position: int, name: str, set_us: int = 0) -> GroupSnapshot:
-    """The snapshot of a group whose rest is in the document of this name."""
+_RawRest = tuple[
+    list[msgspec.Raw], list[msgspec.Raw], list[msgspec.Raw], list[tuple[int, int]], list[Kind], list[msgspec.Raw]
+]
+
+
+def rest_in(document: bytes) -> Generator[None, None, Rest]:
+    """A document decoded bit by bit. Raises `MsgspecError` if it cannot be read."""
+    leases, settled, dying, resent, kinds, retries = msgspec.msgpack.decode(document, type=_RawRest)
+    yield
+    rest = Rest([], [], [], resent, kinds, [])
+    for raw, found, kind in (
+        (leases, rest.leases, LeaseSnapshot),
+        (settled, rest.settled, LeaseSnapshot),
+        (dying, rest.dying, tuple[Part, str]),
+        (retries, rest.retries, tuple[int, Columns]),
+    ):
+        decode, entries = msgspec.msgpack.Decoder(kind).decode, cast("list[Any]", found)
+        for one in raw:
+            entries.append(decode(one))
+            yield
+    return rest
+
+
+def _list_of(count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+def _pieces(count: int, entries: Iterable[Any], step: int = 500) -> Iterator[bytes]:
+    """A MessagePack list, some entries at a time."""
+    yield _list_of(count)
+    rest = iter(entries)
+    while some := list(islice(rest, step)):
+        yield b"".join(map(_ENCODE, some))
+
+
+def _lease_pieces(lease: LeaseSnapshot) -> Iterator[bytes]:
+    """A lease as it is encoded as a whole, with its long lists bit by bit."""
+    if len(lease.open) + len(lease.gone) + sum(map(len, lease.settled.values())) < EXCERPT:
+        yield _ENCODE(lease)
+        return
+    fields = {name: value for name in lease.__struct_fields__ if (value := getattr(lease, name)) or name in NAMED}
+    yield bytes([0x80 + len(fields)])
+    for name, value in fields.items():
+        yield _ENCODE(name)
+        if isinstance(value, list):
+            yield from _pieces(len(value), value)
+        elif isinstance(value, dict):
+            yield bytes([0x80 + len(value)])
+            for key, parts in value.items():
+                yield _ENCODE(key)
+                yield from _pieces(len(parts), parts)
+        else:
+            yield _ENCODE(value)
+
+
+def excerpt(group: Group, position: int, set_us: int = 0) -> GroupSnapshot:
+    """The snapshot of a group whose rest is in a document of its own."""
     shown, room = list[LeaseSnapshot](), EXCERPT
-    for lease in rest.leases:
+    for lease in group.leases.values():
         if room <= 0:
             break
-        shown.append(msgspec.structs.replace(lease, open=lease.open[:room], settled={}, gone=[]))
-        room -= len(lease.open) + 1
+        some = _lease_out(lease, set_us, room)
+        shown.append(msgspec.structs.replace(some, settled={}, gone=[]))
+        room -= len(some.open) + 1
     shards = group.shards.count if group.shards is not None else 0
     retries = [one._replace(due_us=one.due_us and one.due_us + set_us) for one in group.retries.some(max(room, 0))]
     return GroupSnapshot(
@@ -125,11 +230,10 @@ def excerpt(group: Group, rest: Rest, position: int, name: str, set_us: int = 0)
         offsets={lane_name(lane, shards): at for lane, at in enumerate(group.next)},
         leases=shown,
         retries=retries,
-        dying=rest.dying[:EXCERPT],
+        dying=list(islice(group.dying.items(), EXCERPT)),
         resent=[],
         counters={state.name: count for state, count in group.counters.items()},
         turns=group.turns,
-        rest=name,
     )
 
 
@@ -174,7 +278,7 @@ def restore(
         for lane, columns in rest.retries:
             yield
             group.retries.add_columns(rest.kinds, lane, columns)
-    group.dying = dict(opened.dying)
+    group.dying = Dying(opened.dying)
     group.resent = list(opened.resent)
     group.resent_count = sum(count for _, count in group.resent)
     group.turns = document.turns
@@ -189,13 +293,13 @@ def restore(
     return group
 
 
-def _lease_out(lease: Lease, set_us: int) -> LeaseSnapshot:
+def _lease_out(lease: Lease, set_us: int, most: int | None = None) -> LeaseSnapshot:
     return LeaseSnapshot(
         lease.pull,
         lease.consumer,
         lease.deadline_us and lease.deadline_us + set_us,
         lease.timeout_us,
-        list(lease.open),
+        list(islice(lease.open, most)),
         {act: list(parts) for act, parts in lease.settled.items()},
         lease.taken,
         list(lease.gone),
@@ -230,7 +334,8 @@ def mend(group: Group, event: Event) -> bool:
         for part in event.parts:
             group.retries.add(part, AT_ONCE)
     elif isinstance(event, Buried) or not event.pull:
-        group.dying |= dict.fromkeys(event.parts, "")
+        for part in event.parts:
+            group.dying.add(part, "")
     else:
         _take_away(group, event.pull, event.at_us)
         group.grant(Pulled(event.at_us, event.pull, UNKNOWN, 0, event.parts))
@@ -244,14 +349,15 @@ def _fits(group: Group, event: Event) -> bool:
     """Whether all messages of the event are in a state that it can take them from."""
     assert not isinstance(event, (Started, Resent, Moved, Paused, Resumed))
     if isinstance(event, (Pulled, Overrun)):
-        group.retries.ripen(event.at_us)
+        while group.retries.ripen(event.at_us):
+            pass
         return all(
             part.first == group.next[part.lane]
             or (isinstance(event, Pulled) and part.end <= group.next[part.lane] and group.retries.holds(part))
             for part in event.parts
         )
     if isinstance(event, Buried) or (isinstance(event, Skipped) and not event.pull):
-        return all(any(cut(one, part) == part for one in group.dying) for part in event.parts)
+        return all(map(group.dying.holds, event.parts))
     lease = group.leases.get(event.pull)
     return lease is not None and all(lease.open.within(_span(part)) == [part] for part in event.parts)
 
@@ -266,10 +372,8 @@ def _take_out(group: Group, part: Part, at_us: int) -> None:
         piece = cut(other, part)
         if piece:
             group.retries.remove(piece)
-    for other in list(group.dying):
-        piece = cut(other, part)
-        if piece:
-            group.remove_dying(piece)
+    for piece in group.dying.within(_span(part)):
+        group.dying.remove(piece)
 
 
 def _go_past(group: Group, part: Part) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from towline.delivery import Part
-from towline.delivery.group.parts import PartSet, add_interval, cut, cut_before, disjoint, in_intervals, remove_interval
+from towline.delivery.group.parts import (
+    Dying,
+    PartSet,
+    add_interval,
+    cut,
+    cut_before,
+    disjoint,
+    in_intervals,
+    remove_interval,
+)
 from towline.model import Span
 
 Single = tuple[int, int, int]
@@ -52,11 +63,23 @@ def check(found: PartSet, model: set[Single]) -> None:
     for left, right in pairwise(listed):
         assert left.lane < right.lane or left.end < right.first or left.attempt != right.attempt
     assert found.lowest() == {lane: min(n for other, n, _ in model if other == lane) for lane, _, _ in model}
+    assert found.ends() == {lane: max(n + 1 for other, n, _ in model if other == lane) for lane, _, _ in model}
+    assert found.counts() == Counter(lane for lane, _, _ in model)
 
 
 @given(st.lists(parts, max_size=15))
 def test_parts_are_kept_in_order_and_neighbours_of_the_same_attempt_are_one(candidates: list[Part]) -> None:
     check(*built(candidates))
+
+
+@given(st.lists(parts, max_size=15), st.lists(st.booleans(), min_size=15, max_size=15))
+def test_two_sets_are_merged(candidates: list[Part], mine: list[bool]) -> None:
+    whole, _ = built(candidates)
+    there, other = PartSet(), PartSet()
+    for part, one in zip(whole, [*mine, *mine, *mine], strict=False):
+        (there if one else other).add(part)
+    there.merge(other)
+    check(there, singles(list(whole)))
 
 
 @given(st.lists(parts, max_size=15), spans)
@@ -94,6 +117,69 @@ def test_what_is_there_already_cannot_be_added(candidates: list[Part], part: Par
     if {(lane, number) for lane, number, _ in singles([part])} & {(lane, number) for lane, number, _ in model}:
         with pytest.raises(AssertionError):
             found.add(part)
+
+
+# What is dying
+
+
+class DyingModel(RuleBasedStateMachine):
+    """Against a dictionary of single messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dying = Dying()
+        self.model: dict[Single, str] = {}
+
+    @rule(part=parts, reason=st.sampled_from("ab"))
+    def add(self, part: Part, reason: str) -> None:
+        if not {one[:2] for one in singles([part])} & {one[:2] for one in self.model}:
+            self.dying.add(part, reason)
+            self.model |= dict.fromkeys(singles([part]), reason)
+
+    @rule(part=parts)
+    def remove(self, part: Part) -> None:
+        whole = any(cut(one, part) == part for one in self.dying)
+        assert self.dying.holds(part) == whole
+        if whole:
+            self.dying.remove(part)
+            for one in singles([part]):
+                del self.model[one]
+        else:
+            with pytest.raises(AssertionError):
+                self.dying.remove(part)
+
+    @rule(lane=st.integers(0, 2), first=st.integers(0, 50))
+    def drop(self, lane: int, first: int) -> None:
+        gone = [one for one in self.model if one[0] == lane and one[1] >= first]
+        assert self.dying.drop(lane, first) == len(gone)
+        for one in gone:
+            del self.model[one]
+
+    @rule(span=spans, most=st.none() | st.integers(0, 3))
+    def look_within(self, span: Span, most: int | None) -> None:
+        expected = {one for one in self.model if one[0] == span.lane and span.first <= one[1] < span.end}
+        found = self.dying.within(span)
+        assert singles(found) == expected
+        assert found == sorted(found)
+        assert self.dying.within(span, most) == found[:most]
+
+    @rule(lane=st.integers(0, 2), number=st.integers(0, 50))
+    def find(self, lane: int, number: int) -> None:
+        found = self.dying.find(lane, number)
+        expected = [part for part in self.dying if part.lane == lane and part.first <= number < part.end]
+        assert expected == ([] if found is None else [found])
+
+    @invariant()
+    def it_is_the_model(self) -> None:
+        assert {one: reason for part, reason in self.dying.items() for one in singles([part])} == self.model
+        assert self.dying.messages == len(self.model)
+        counted = Counter(lane for lane, _, _ in self.model)
+        assert self.dying.counts() == counted
+        assert self.dying.lowest() == {lane: min(n for of, n, _ in self.model if of == lane) for lane in counted}
+
+
+TestDying = DyingModel.TestCase
+TestDying.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(parts, spans)

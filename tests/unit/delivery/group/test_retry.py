@@ -16,7 +16,7 @@ from towline.delivery import Part
 from towline.delivery.group import ranges, retry
 from towline.delivery.group.events import Failed
 from towline.delivery.group.ranges import BLOCK
-from towline.delivery.group.retry import AT_ONCE, RetryQueue, due_after, wait_of
+from towline.delivery.group.retry import AT_ONCE, RIPE_AT_ONCE, RetryQueue, due_after, wait_of
 from towline.model import RetryPolicy
 
 Name = tuple[int, int]
@@ -132,7 +132,8 @@ def test_a_queue_whose_entries_are_all_due_at_another_time_is_full_sooner(monkey
     for number in range(100):
         queue.add(Part(0, 2 * number, 1, 2), 10 + number)
     assert queue.load == 1
-    queue.ripen(1_000)
+    while queue.ripen(1_000):
+        pass
     for number in range(20):
         queue.remove(Part(0, 2 * number, 1, 2))
     assert queue.load == 0.8
@@ -156,8 +157,10 @@ class Retrying(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         ranges.BLOCK = 3  # type: ignore[misc]
+        retry.RIPE_AT_ONCE = 4  # type: ignore[misc]
         self.queue = RetryQueue()
         self.model: dict[Name, tuple[int, int]] = {}
+        self.readers: list[tuple[Any, dict[Name, tuple[int, int]]]] = []
 
     @rule(
         lane=st.integers(0, 1), first=st.integers(0, 30), count=st.integers(1, 6), due_us=dues, now_us=st.none() | dues
@@ -168,7 +171,8 @@ class Retrying(RuleBasedStateMachine):
             self.queue.add(Part(lane, first, count, 2), due_us)
             self.model |= dict.fromkeys(names, (2, due_us))
         if now_us is not None:
-            self.queue.ripen(now_us)
+            while self.queue.ripen(now_us):
+                pass
             ready = {(lane, n) for lane in (0, 1) for p in self.queue.ready(lane) for n in range(p.first, p.end)}
             assert {name for name, (_, due_us) in self.model.items() if due_us <= now_us} <= ready
 
@@ -186,8 +190,35 @@ class Retrying(RuleBasedStateMachine):
         for number in range(first, end):
             del self.model[lane, number]
 
+    @rule(now_us=dues, most=st.integers(1, 9))
+    def make_some_ready(self, now_us: int, most: int) -> None:
+        def ready() -> int:
+            return sum(len(list(self.queue.ready(lane))) for lane in (0, 1))
+
+        lanes = [lane for lane in (0, 1) if self.queue.is_ready(lane)]
+        before, due = ready(), self.queue.next_due_us()
+        more = self.queue.ripen(now_us, most)
+        assert more == ((self.queue.next_due_us() or now_us + 1) <= now_us if due is not None else False)
+        if len(lanes) == 2:
+            assert ready() - before <= 4
+        assert ready() > before or due is None or due > now_us
+
+    @rule()
+    def begin_reading(self) -> None:
+        self.readers = [*self.readers[-1:], (self.queue.shared(), dict(self.model))]
+
+    @invariant()
+    def who_reads_sees_what_was_there(self) -> None:
+        for (kinds, blocks), expected in self.readers:
+            read = RetryQueue()
+            for lane, block in blocks:
+                read.add_columns(kinds, lane, block.columns())
+            entries = list(read)
+            assert {(p.lane, n): (p.attempt, due) for p, due in entries for n in range(p.first, p.end)} == expected
+
     def teardown(self) -> None:
         ranges.BLOCK = BLOCK  # type: ignore[misc]
+        retry.RIPE_AT_ONCE = RIPE_AT_ONCE  # type: ignore[misc]
 
     @rule(lane=lanes, first=st.integers(0, 36))
     def drop(self, lane: int, first: int) -> None:
@@ -238,7 +269,8 @@ def test_what_is_due_at_many_times_is_made_ready_at_once(each: int, monkeypatch:
         return merged
 
     monkeypatch.setattr(ranges, "_merged", counted)
-    retries.ripen(101)
+    while retries.ripen(101):
+        pass
     assert [part.first for part in retries.ready(0)] == sorted(numbers[:20_000] + ours)
     assert retries.size == 20_000 + len(ours)
     assert moved <= 20_000 + len(ours)
