@@ -18,7 +18,7 @@ from tests import parts
 from tests.house_rules import ROOT, imports_of, read_sources
 from tests.parts import NEEDS, PARTS, chosen_by, need, parts_of, program
 
-SCRIPTS = [ROOT / "dev", *sorted((ROOT / "scripts").iterdir()), ROOT / ".ci" / "run"]
+SCRIPTS = [ROOT / "dev", *sorted(one for one in (ROOT / "scripts").iterdir() if not one.suffix), ROOT / ".ci" / "run"]
 
 # --- the table of parts -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.inside.broker import FIND_MAX, find_arrivals, note_arrivals
 from tests.inside.delivery import arrival
+from tests.inside.ground import clock
 from tests.inside.protocol import Arrived, Purge
 from towline.errors import TooLarge
 from towline.model import Durability, arrived_stream
@@ -25,7 +26,9 @@ async def fill(bench: Bench) -> None:
     await bench.store.append([], Durability.OS).done
 
 
-def test_a_search_lets_others_have_their_turn(world: World) -> None:
+def test_a_search_lets_others_have_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "SLICE_S", 0.0)
+
     async def scenario(bench: Bench) -> None:
         await fill(bench)
         topic = bench.broker.topics.named("orders")
