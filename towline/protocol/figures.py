@@ -45,6 +45,8 @@ def nearest(found: Sequence[Figures]) -> tuple[dict[str, Any], dict[str, int]]:
     figures: dict[str, Any] = {}
     numbers: dict[str, int] = {}
     for limit, (load, names) in _LIMITS.items() if found else ():
-        number = numbers[limit] = max(range(len(found)), key=lambda one, load=load: load(found[one]))  # type: ignore[misc]
+        # One of a version that does not tell of a limit comes after those that do.
+        loads = [(names[0] in one, load(one)) for one in found]
+        number = numbers[limit] = loads.index(max(loads))
         figures |= {name: found[number][name] for name in names if name in found[number]}
     return figures, numbers
