@@ -1,4 +1,4 @@
-"""Frames that are kept out of sight until it is decided about them, and the journal of what is decided.
+"""Hidden frames that wait for a decision, and the journal of the decisions.
 
 The frames of a request are stored together, in one record behind a head. Records and marks have a stream each, and a
 document holds what both come to, beginning with how far it goes in each.
@@ -107,7 +107,7 @@ class FrameJournal(Journal[Mark], Generic[Mark, Head, S]):
                 self._next_s = self._clock.steady_s() + len(document) / BYTES_PER_S
 
     def pins(self, first_needed: Callable[[int], int]) -> dict[str, int]:
-        """What retention must leave alone, by stream."""
+        """The first record that retention must keep, by stream."""
         records, marks, _ = self._saved
         return {self.records: min(first_needed(records), records), self.stream: marks}
 
